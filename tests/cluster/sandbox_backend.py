@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,9 @@ async def output(cell: KubernetesCell, *argv: str) -> str:
     channel = await Channel.open(await cell.dial())
     found = b""
     try:
-        fields: dict[str, Any] = {"exec_id": "one", "argv": list(argv), "follow": True}
+        # A start with an id that is known answers with that command's output.
+        name = secrets.token_hex(8)
+        fields: dict[str, Any] = {"exec_id": name, "argv": list(argv), "follow": True}
         async with channel.stream("exec.start", fields) as call:
             async for item in call:
                 if isinstance(item, OutputChunk) and item.source == _STDOUT:

@@ -1,4 +1,4 @@
-"""The NetworkPolicy of the guide, applied to the test cluster for a daemon on this machine."""
+"""The NetworkPolicies of the guide, applied to the test cluster for a daemon on this machine."""
 
 from __future__ import annotations
 
@@ -13,21 +13,30 @@ if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster
 
 _GUIDE = programs.REPOSITORY / "docs" / "guides" / "kubernetes.md"
+CLOSED, FULL = "sandkasten-closed", "sandkasten-full"
 _PATH = "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies"
 
 
-def documented(kind: str) -> dict[str, Any]:
-    """Return the first object of a kind in the guide."""
+def documented(name: str) -> dict[str, Any]:
+    """Return the policy of a name in the guide."""
     for block in re.findall(r"```yaml\n(.*?)```", _GUIDE.read_text(), re.DOTALL):
         for one in yaml.safe_load_all(block):
-            if one.get("kind") == kind:
+            # A snippet of rules alone is a list.
+            if isinstance(one, dict) and one.get("kind") == "NetworkPolicy":
                 found: dict[str, Any] = one
-                return found
-    raise LookupError(f"the guide shows no {kind}")
+                if found["metadata"]["name"] == name:
+                    return found
+    raise LookupError(f"the guide shows no {name}")
 
 
-def apply(cluster: Cluster, namespace: str = "default") -> None:
-    made = documented("NetworkPolicy")
+def apply(
+    cluster: Cluster,
+    name: str = CLOSED,
+    namespace: str = "default",
+    made: dict[str, Any] | None = None,
+) -> None:
+    """Apply a policy of the guide, or `made` in its place."""
+    made = made or documented(name)
     made["metadata"]["namespace"] = namespace
     made["spec"]["ingress"][0]["from"] = [
         {"ipBlock": {"cidr": f"{cluster.machine.our_address}/32"}}
@@ -35,6 +44,5 @@ def apply(cluster: Cluster, namespace: str = "default") -> None:
     cluster.api.ask("POST", _PATH.format(namespace), made)
 
 
-def remove(cluster: Cluster, namespace: str = "default") -> None:
-    name = documented("NetworkPolicy")["metadata"]["name"]
+def remove(cluster: Cluster, name: str = CLOSED, namespace: str = "default") -> None:
     cluster.api.ask("DELETE", f"{_PATH.format(namespace)}/{name}")

@@ -164,7 +164,7 @@ async def test_a_dead_controller_stops_creates_and_nothing_else(
         # No sandbox is made in the meantime, and none of it is left.
         refused = new_sandbox_id()
         impatient = opened(start_s=1.0)
-        impatient._tried = True
+        impatient._tried.add("closed")
         with pytest.raises(BackendUnavailable, match="made no Pod"):
             await impatient.create(refused, SPEC)
         assert left(api, installed, refused) == []
@@ -292,7 +292,7 @@ async def test_a_sandbox_object_is_in_the_namespace_of_its_tenant(
 
 async def test_errors_are_those_of_bare_pods(backend, api, installed):
     missing = replace(SPEC, image=Image("localhost/sandkasten/none:1", "engine"))
-    backend._tried = True
+    backend._tried.add("closed")
     sandbox_id = new_sandbox_id()
     with pytest.raises(ImageNotFound, match="none:1"):
         await backend.create(sandbox_id, missing)

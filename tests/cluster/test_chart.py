@@ -158,6 +158,26 @@ def test_rights_for_agent_sandbox_are_given_in_every_namespace(helm: Callable[..
     assert not [name for name in found if name[0] == "ResourceQuota"]
 
 
+@pytest.mark.promise("P111")
+def test_a_network_for_sandboxes_adds_its_policy(helm: Callable[..., str]) -> None:
+    wanted = _by_name(manifests("network-full"))["NetworkPolicy", "sandkasten-full"]
+    values = {
+        "settings": {"backends": {"kubernetes": {"networks": {"full": True}}}},
+        "networkPolicy": {"except": ["8.8.8.8/32"]},
+    }
+    found = _by_name(_rendered(helm, values))
+    assert found["ConfigMap", "sandkasten"]["data"]["backends"]["kubernetes"]["networks"] == {
+        "full": True
+    }
+    block = wanted["spec"]["egress"][0]["to"][0]["ipBlock"]
+    block["except"].append("8.8.8.8/32")
+    assert found["NetworkPolicy", "sandkasten-full"] == wanted
+    tenant = {"namespace": TENANT, "tenants": ["acme"]}
+    found = _by_name(_rendered(helm, {**values, "sandboxes": {"tenantNamespaces": [tenant]}}))
+    wanted["metadata"]["namespace"] = TENANT
+    assert found["NetworkPolicy", "sandkasten-full", TENANT] == wanted
+
+
 def test_names_and_settings_follow_the_values(helm: Callable[..., str]) -> None:
     values = {
         "image": {"repository": "registry.example.org/box", "tag": "7"},

@@ -13,8 +13,11 @@ import yaml
 
 from sandkasten import __version__
 from sandkasten.api.routes.route_table import ALL
+from sandkasten.backends.kubernetes import pod_names
 from sandkasten.backends.kubernetes.cluster_requirements import _NEEDED
+from sandkasten.backends.kubernetes.pod_network import FULL
 from sandkasten.daemon.settings.resolver import Settings, load
+from sandkasten.model.addresses import CLOSED_V4
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAIN = ROOT / "deploy" / "kubernetes"
@@ -39,6 +42,17 @@ def only(kind: str, name: str = "sandkasten", tenant: bool = False) -> dict[str,
         and (one["metadata"].get("namespace") == TENANT_NAMESPACE) is tenant
     ]
     return found
+
+
+def guide(kind: str) -> list[dict[str, Any]]:
+    """Return the objects of a kind that the guide shows."""
+    return [
+        one
+        for text in _blocks()
+        for one in yaml.safe_load_all(text)
+        # A snippet of rules alone is a list.
+        if isinstance(one, dict) and one.get("kind") == kind
+    ]
 
 
 def daemon_pod() -> dict[str, Any]:
@@ -130,14 +144,7 @@ def _blocks() -> list[str]:
 
 
 def test_the_guide_shows_the_role_of_the_manifests() -> None:
-    shown = [
-        one
-        for text in _blocks()
-        for one in yaml.safe_load_all(text)
-        # A snippet of rules alone is a list.
-        if isinstance(one, dict) and one.get("kind") == "Role"
-    ]
-    assert [one["rules"] for one in shown] == [only("Role")["rules"]]
+    assert [one["rules"] for one in guide("Role")] == [only("Role")["rules"]]
 
 
 def test_probes_ask_routes_that_need_no_key() -> None:
@@ -198,3 +205,21 @@ def test_the_values_of_the_chart_fit_their_schema_which_refuses_others() -> None
     ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**values, **wrong}, schema)
+
+
+@pytest.mark.promise("P111")
+def test_a_sandbox_with_a_network_reaches_public_addresses_alone(settings: Settings) -> None:
+    policy = only("NetworkPolicy", "sandkasten-full")
+    assert policy["metadata"]["namespace"] == settings.kubernetes.namespace
+    assert policy["spec"]["podSelector"] == {"matchLabels": {pod_names.LABEL_NETWORK: FULL}}
+    # What may reach it is said by the policy for every sandbox.
+    assert policy["spec"]["policyTypes"] == ["Egress"]
+    public, names = policy["spec"]["egress"]
+    (block,) = public["to"]
+    assert block["ipBlock"]["cidr"] == "0.0.0.0/0"
+    assert block["ipBlock"]["except"] == [str(one) for one in CLOSED_V4]
+    assert {one["port"] for one in names["ports"]} == {53}
+    assert settings.kubernetes.network_full is False
+    (shown,) = [one for one in guide("NetworkPolicy") if one["metadata"]["name"].endswith("-full")]
+    assert shown["spec"]["egress"] == policy["spec"]["egress"]
+    assert shown["spec"]["podSelector"] == policy["spec"]["podSelector"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandkasten.backends.kubernetes import pod_network
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
 from sandkasten.daemon.backend_registry import read_kubeconfig
@@ -31,7 +32,7 @@ async def opened(
     def open_backend(**changes: Any) -> KubernetesBackend:
         made.append(KubernetesBackend(tmp_path, replace(options, **changes), read_kubeconfig))
         # These Pods are processes of this machine, which no self-test lets pass.
-        made[-1]._tried = True
+        made[-1]._tried |= {pod_network.CLOSED, pod_network.FULL}
         return made[-1]
 
     yield open_backend

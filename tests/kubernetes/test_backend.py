@@ -432,7 +432,7 @@ async def test_what_a_killed_process_tried_out_is_removed_with_the_sandbox_it_wa
     monkeypatch: pytest.MonkeyPatch,
 ):
     backend, other = opened(), opened()
-    backend._tried = False
+    backend._tried.clear()
     trying = asyncio.Event()
 
     async def examine(*_: object) -> None:
@@ -460,7 +460,7 @@ async def test_creates_that_wait_for_a_trial_share_its_failure(
     monkeypatch: pytest.MonkeyPatch,
 ):
     backend = opened(network_policy="assumed")
-    backend._tried = False
+    backend._tried.clear()
     images: list[str] = []
 
     async def examine(*_: object) -> None:
@@ -490,6 +490,7 @@ async def test_a_create_has_time_for_each_pod_that_it_starts(
 ):
     tried, checked = opened(start_s=100.0), opened(start_s=100.0)
     assumed = opened(start_s=100.0, network_policy="assumed")
-    checked._tried = assumed._tried = False
+    checked._tried.clear()
+    assumed._tried.clear()
     times_s = [one.create_timeout_s() for one in (tried, assumed, checked)]
     assert [second - first for first, second in itertools.pairwise(times_s)] == [100.0, 100.0]

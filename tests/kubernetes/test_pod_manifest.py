@@ -15,10 +15,12 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, Volume
 from sandkasten.model.sandbox.gpus import GpuRequest
 from sandkasten.model.sandbox.limits import MIB, Limits
-from sandkasten.model.sandbox.network_policy import NetworkPolicy
+from sandkasten.model.sandbox.network_limits import Allowance, NetworkLimits
+from sandkasten.model.sandbox.network_policy import NetworkCeiling, NetworkPolicy
 
 ID = SandboxId("sbx_0123456789abcdef")
 SPEC = CellSpec(image=Image("example.org/python:3.11", "engine"), env={"A": "b"}, hostname="box")
+FULL = NetworkPolicy(full=True)
 OPTIONS = KubernetesOptions(runner_image="example.org/sandkasten:1", lifetime_s=7200.4)
 
 
@@ -89,6 +91,62 @@ def test_the_gate_knows_what_must_be_out_of_reach():
     assert containers(pod)["gate"]["command"][-1] == "10.0.0.1:443"
     assert containers(made())["gate"]["command"][-1] == pod_names.LISTENER
     assert "10.0.0.1:443" not in containers(pod)["sandbox"]["command"]
+
+
+@pytest.mark.promise("P111")
+def test_a_network_is_a_label_and_a_resolver():
+    closed, full = made(), made(replace(SPEC, network=FULL), network_full=True)
+    labels = [one["metadata"]["labels"][pod_names.LABEL_NETWORK] for one in (closed, full)]
+    assert labels == ["closed", "full"]
+    assert closed["spec"]["dnsConfig"] == {"nameservers": ["127.0.0.1"]}
+    assert full["spec"]["dnsPolicy"] == "ClusterFirst"
+    # Nothing else about the Pod is different.
+    for one in (closed, full):
+        del one["metadata"]["labels"][pod_names.LABEL_NETWORK]
+        del one["spec"]["dnsPolicy"], one["spec"]["dnsConfig"]
+    assert closed == full
+
+
+def test_name_servers_and_fixed_names_are_those_of_the_operator():
+    ceiling = NetworkCeiling(
+        servers=("192.0.2.53:53", "[2001:db8::53]:53", "192.0.2.54:5353"),
+        hosts={"db.internal": ("10.0.0.7", "10.0.0.8")},
+    )
+    spec = made(replace(SPEC, network=FULL, ceiling=ceiling))["spec"]
+    assert spec["dnsPolicy"] == "None"
+    assert spec["dnsConfig"] == {"nameservers": ["192.0.2.53", "2001:db8::53"]}
+    assert spec["hostAliases"] == [
+        {"ip": "10.0.0.7", "hostnames": ["db.internal"]},
+        {"ip": "10.0.0.8", "hostnames": ["db.internal"]},
+    ]
+    assert "hostAliases" not in made(replace(SPEC, ceiling=ceiling))["spec"]
+
+
+@pytest.mark.promise("P111")
+@pytest.mark.parametrize(
+    ("network", "about"),
+    [
+        (NetworkPolicy(allow=("example.com",)), "rules"),
+        (replace(FULL, deny=("192.0.2.0/24",)), "rules"),
+        (replace(FULL, dry_run=True), "rules"),
+        (replace(FULL, inspect=True), "inspection"),
+        (replace(FULL, limits=NetworkLimits(connections=9)), "limit"),
+        (replace(FULL, limits=NetworkLimits(bandwidth_bps=8)), "limit"),
+        (replace(FULL, allowance=Allowance(bytes_in=1)), "quota"),
+    ],
+)
+def test_what_a_network_policy_cannot_enforce_is_refused(network, about):
+    options = replace(OPTIONS, network_full=True)
+    refusals.check(replace(SPEC, network=replace(FULL, allowance=Allowance())), options)
+    with pytest.raises(UnsupportedByBackend, match=about):
+        refusals.check(replace(SPEC, network=network), options)
+
+
+@pytest.mark.promise("P111")
+def test_a_network_that_the_operator_has_not_opened_is_refused_with_the_setting():
+    with pytest.raises(UnsupportedByBackend) as refused:
+        refusals.check(replace(SPEC, network=FULL), OPTIONS)
+    assert "backends.kubernetes.networks.full: true" in refused.value.hint
 
 
 def test_names_and_labels_lead_back_to_the_sandbox():

@@ -25,6 +25,7 @@ from sandkasten.model.sandbox.readiness import Readiness
 from sandkasten.ports import (
     Closes,
     Discards,
+    FixesNetworks,
     KeepsImages,
     KeepsWorkspaces,
     Places,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
+    from sandkasten.model.sandbox.network_policy import NetworkPolicy
     from sandkasten.ports import Backend, Cell, EventSink, Store, Workspaces
 
 # A specification of devices nests deeper than settings, and so does a kubeconfig.
@@ -157,9 +159,15 @@ class LazyImageBackend(LazyBackend):
         backend = self._backend
         return backend.create_timeout_s() if isinstance(backend, StartsSlowly) else None
 
-    async def network_refusal(self) -> UnsupportedByBackend | None:
+    async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
         backend = self._backend
-        return await backend.network_refusal() if isinstance(backend, RefusesNetworks) else None
+        if not isinstance(backend, RefusesNetworks):
+            return None
+        return await backend.network_refusal(policy)
+
+    def fixes_networks(self) -> bool:
+        backend = self._backend
+        return isinstance(backend, FixesNetworks) and backend.fixes_networks()
 
     def place(self, tenant: str) -> str:
         backend = self._backend

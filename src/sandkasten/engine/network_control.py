@@ -42,10 +42,12 @@ class NetworkControl:
         self._ceiling = ceiling
 
     async def status(self, text: str) -> NetworkStatus:
-        """Return rules and counters; zeros for a sandbox without a network."""
+        """Return rules and counters; zeros for a sandbox without a network, or where nothing
+        counts.
+        """
         handle = await self._handles.get(sandbox_id(text))
         if not isinstance(handle.cell, Networked):
-            return NetworkStatus()
+            return NetworkStatus(handle.record.network)
         try:
             counts = await self._handles.network_totals.of(handle, handle.cell)
         except UnsupportedByBackend:
@@ -61,8 +63,10 @@ class NetworkControl:
     async def usage(self, handle: Handle) -> NetworkUsage:
         """Return the mode of a live sandbox's network, and its traffic."""
         network = handle.record.network
-        if network == "none" or not isinstance(handle.cell, Networked):
+        if network == "none":
             return NetworkUsage()
+        if not isinstance(handle.cell, Networked):
+            return NetworkUsage(mode="full")
         counts = await self._handles.network_totals.of(handle, handle.cell)
         rules = 0
         if isinstance(network, dict):
@@ -105,6 +109,8 @@ class NetworkControl:
         check_not_paused(handle.record)
         try:
             if not isinstance(handle.cell, Networked):
+                if handle.record.network != "none":
+                    raise _unchangeable(handle.record.id)
                 raise created_without_network(handle.record.id)
             await handle.cell.change_network(policy, self._ceiling.reachable, inspection)
         except UnsupportedByBackend:
@@ -123,3 +129,10 @@ class NetworkControl:
         handle = await self._handles.get(record.id)
         if isinstance(handle.cell, Networked):
             await handle.cell.change_network(self.recorded(record), self._ceiling.reachable)
+
+
+def _unchangeable(sandbox: str) -> UnsupportedByBackend:
+    return UnsupportedByBackend(
+        f"the network of sandbox {sandbox} cannot be changed: the platform of its backend decides",
+        hint="create a new one with another network",
+    )

@@ -6,7 +6,7 @@ import ipaddress
 from typing import Final
 
 # The same as in runner/src/egress/addresses.rs, which decides.
-_CLOSED_V4: Final = tuple(
+CLOSED_V4: Final = tuple(
     ipaddress.IPv4Network(one)
     for one in (
         "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32",
@@ -49,7 +49,7 @@ def is_public(address: str) -> bool:
         if embedded is None:
             return found in _PUBLIC_V6 and not any(found in one for one in _CLOSED_V6)
         found = embedded
-    return not any(found in one for one in _CLOSED_V4)
+    return not any(found in one for one in CLOSED_V4)
 
 
 def holds_public(network: str) -> bool:
@@ -58,4 +58,4 @@ def holds_public(network: str) -> bool:
     if isinstance(found, ipaddress.IPv6Network):
         closed = any(found.subnet_of(one) for one in _CLOSED_V6)
         return found.overlaps(_PUBLIC_V6) and not closed
-    return not any(found.subnet_of(one) for one in _CLOSED_V4)
+    return not any(found.subnet_of(one) for one in CLOSED_V4)

@@ -126,8 +126,17 @@ class Places(Protocol):
 class RefusesNetworks(Protocol):
     """A backend whose platform decides whether its sandboxes can have a network."""
 
-    async def network_refusal(self) -> UnsupportedByBackend | None:
-        """Return the error for a request with a network; None if it can have one."""
+    async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
+        """Return the error for a request with this network; None if it can have it."""
+        ...
+
+
+@runtime_checkable
+class FixesNetworks(Protocol):
+    """A backend that may be unable to change the network of a cell after it was made."""
+
+    def fixes_networks(self) -> bool:
+        """Return whether it is."""
         ...
 
 

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import HostMount
+    from sandkasten.model.sandbox.network_policy import NetworkPolicy
     from sandkasten.ports import EventSink, ImagePacker
 
 _LIBRARY = "aiodocker"
@@ -149,7 +150,7 @@ class DockerBackend:
         if spec.inspection is not None:
             refusal = container_network.inspection_refusal(self._engine.address)
         if refusal is None and not spec.network.closed:
-            refusal = await self.network_refusal()
+            refusal = await self.network_refusal(spec.network)
         if refusal is not None:
             raise refusal
         await self._footing.prepare(spec, self._create, self._remove)
@@ -172,8 +173,8 @@ class DockerBackend:
         """Implement `ports.Remote`."""
         return (await self._footing.settled()).same
 
-    async def network_refusal(self) -> UnsupportedByBackend | None:
-        """Implement `ports.RefusesNetworks`."""
+    async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
+        """Implement `ports.RefusesNetworks`: it has every network or none."""
         await self._footing.settled()
         return self._footing.network_refusal()
 

@@ -26,6 +26,7 @@ from sandkasten.backends.kubernetes import (
     object_watch,
     pod_manifest,
     pod_names,
+    pod_network,
     pod_status,
     refusals,
     selftest,
@@ -43,7 +44,6 @@ from sandkasten.errors import (
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
-from sandkasten.model.sandbox.network_policy import unsupported_network
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.model.sandbox.cell_spec import HostMount
+    from sandkasten.model.sandbox.network_policy import NetworkPolicy
 
 _UNDO_S: Final = 15.0
 # For everything of a create but the start of its Pods.
@@ -83,8 +84,8 @@ class KubernetesBackend:
         self._removal = object_removal.ObjectRemoval(self._client, self._sandboxes, self._whose)
         self._cells: WeakSet[KubernetesCell] = WeakSet()
         self._trying = asyncio.Lock()
-        self._tried = False
-        self._failed_trial: SandkastenError | None = None
+        self._tried: set[str] = set()
+        self._failed_trials: dict[str, SandkastenError] = {}
 
     @property
     def name(self) -> str:
@@ -129,7 +130,7 @@ class KubernetesBackend:
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
         refusals.check(spec, self._options)
-        await self._try_first(sandbox_id)
+        await self._try_first(sandbox_id, spec)
         attempt = _new_attempt()
         making = asyncio.ensure_future(self._create(sandbox_id, spec, attempt))
         try:
@@ -196,16 +197,21 @@ class KubernetesBackend:
 
     def create_timeout_s(self) -> float:
         """Implement `ports.StartsSlowly`: trial Pods may have to be started first."""
-        trials = 0 if self._tried else 2 if self._options.network_policy == "checked" else 1
+        tried = self._tried >= pod_network.classes(self._options)
+        trials = 0 if tried else 2 if self._options.network_policy == "checked" else 1
         return (1 + trials) * self._options.start_s + _ANSWERS_S
 
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""
         return False
 
-    async def network_refusal(self) -> UnsupportedByBackend | None:
+    async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
         """Implement `ports.RefusesNetworks`."""
-        return unsupported_network(self.name)
+        return pod_network.refusal(policy, self._options)
+
+    def fixes_networks(self) -> bool:
+        """Implement `ports.FixesNetworks`: the class of a Pod cannot be changed."""
+        return True
 
     def may_fetch(self, *, in_full: bool) -> bool:
         """Implement `ports.KeepsImages`: the nodes pull images, by `pull_policy`."""
@@ -225,31 +231,33 @@ class KubernetesBackend:
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    async def _try_first(self, sandbox_id: SandboxId) -> None:
-        """Try once what sandboxes are like. Creates that wait for a trial share its failure: many
-        that come at once do not try one after the other.
+    async def _try_first(self, sandbox_id: SandboxId, spec: CellSpec) -> None:
+        """Try once what sandboxes of a network class are like. Creates that wait for a trial share
+        its failure: many that come at once do not try one after the other.
         """
-        before = self._failed_trial
-        if self._tried:
+        network = pod_network.network_class(spec.network)
+        before = self._failed_trials.get(network)
+        if network in self._tried:
             return
         async with self._trying:
-            failed = self._failed_trial
+            failed = self._failed_trials.get(network)
             if failed is not None and failed is not before:
                 raise _copy(failed)
-            if not self._tried:
+            if network not in self._tried:
                 try:
-                    await self._try(sandbox_id)
+                    await self._try(sandbox_id, spec)
                 except SandkastenError as exc:
-                    self._failed_trial = _copy(exc)
+                    self._failed_trials[network] = _copy(exc)
                     raise
-                self._tried = True
+                self._tried.add(network)
 
-    async def _try(self, sandbox_id: SandboxId) -> None:
+    async def _try(self, sandbox_id: SandboxId, spec: CellSpec) -> None:
         """Verify with throw-away Pods that sandboxes are as closed as required. If this process is
         killed, they are found and removed as a part of the sandbox that is being created.
         """
         # Not the image of the caller, whose pull may take minutes: each Pod needs this one anyway.
-        plain = CellSpec(image=Image(self._options.runner_image, kind="engine"))
+        image = Image(self._options.runner_image, kind="engine")
+        plain = CellSpec(image=image, network=spec.network, ceiling=spec.ceiling)
         cell = await self._create(_trial_id(), plain, _new_attempt(), part_of=sandbox_id)
         try:
             await selftest.examine(cell, pod_names.RUNNER_PATH)
@@ -261,11 +269,13 @@ class KubernetesBackend:
     async def _try_network(
         self, sandbox_id: SandboxId, cell: KubernetesCell, spec: CellSpec
     ) -> None:
-        """Verify that a Pod reaches neither another Pod nor the API server."""
+        """Verify that a Pod reaches no other Pod, nor what belongs to the cluster."""
         program = f"{self._options.programs}/sandkasten-egress"
         other = await self._create(_trial_id(), spec, _new_attempt(), part_of=sandbox_id)
         try:
             addresses = [*await self._client.addresses(), other.address]
+            if not spec.network.closed:
+                addresses += pod_network.out_of_reach((cell.node, other.node))
             await selftest.examine_network(self._client, cell, program, addresses)
         except ApiRefused as exc:
             raise refusals.translated(exc, "the network cannot be tested") from exc

@@ -12,6 +12,7 @@ from sandkasten.backends.kubernetes import (
     gate_stream,
     object_watch,
     pod_names,
+    pod_network,
     pod_status,
     refusals,
 )
@@ -51,6 +52,7 @@ UNENFORCED: Final = (
         "use nodes with enough disk",
     ),
 )
+_WITH_NETWORK: Final = (*UNENFORCED, pod_network.UNENFORCED)
 
 
 class Ways:
@@ -88,10 +90,13 @@ class KubernetesCell:
         self._uid = str((pod.get("metadata") or {}).get("uid") or "")
         self._address = pod_status.address(pod)
         self._limits = _limits(pod)
+        self.network_class = pod_status.network_class(pod)
+        self.node = pod_status.node_address(pod)
+        """The address of its node."""
 
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
-        return UNENFORCED
+        return UNENFORCED if self.network_class == pod_network.CLOSED else _WITH_NETWORK
 
     @property
     def address(self) -> str:

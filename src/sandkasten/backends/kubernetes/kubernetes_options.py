@@ -45,6 +45,8 @@ class KubernetesOptions:
     port: int = 8484
     network_policy: NetworkCheck = "checked"
     """Whether a trial Pod must show that the network of sandboxes is closed."""
+    network_full: bool = False
+    """Whether the operator has a NetworkPolicy for Pods of the class `full`."""
     agent_sandbox: AgentSandbox = "auto"
     """Whether Pods are made by Sandbox objects of agent-sandbox; auto: where the cluster has it."""
     runtime_class: str = ""

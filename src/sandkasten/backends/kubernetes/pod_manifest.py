@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.kubernetes import pod_names
+from sandkasten.backends.kubernetes import pod_names, pod_network
 from sandkasten.model.sandbox.cell_spec import (
     HOME,
     TMP,
@@ -42,8 +42,6 @@ _GRACE_S: Final = 5
 # A node that does not answer may be restarting; after this its Pods are given up.
 _NODE_AWAY_S: Final = 60
 _NODE_TAINTS: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-# Without a network there is no resolver, and Kubernetes wants the address of one.
-_NO_RESOLVER: Final = "127.0.0.1"
 _MILLI: Final = 1000
 
 
@@ -63,7 +61,7 @@ def pod(
             "name": pod_names.pod_name(sandbox_id),
             "labels": {
                 **pod_names.labels(owner, sandbox_id),
-                pod_names.LABEL_NETWORK: "closed",
+                pod_names.LABEL_NETWORK: pod_network.network_class(spec.network),
             },
             "annotations": {
                 "kubectl.kubernetes.io/default-container": pod_names.SANDBOX_CONTAINER,
@@ -80,8 +78,7 @@ def pod(
             "shareProcessNamespace": False,
             # Kubernetes takes lower case only; the case of a host name has no meaning.
             "hostname": spec.hostname.lower(),
-            "dnsPolicy": "None",
-            "dnsConfig": {"nameservers": [_NO_RESOLVER]},
+            **pod_network.names(spec),
             "terminationGracePeriodSeconds": _GRACE_S,
             "activeDeadlineSeconds": math.ceil(options.lifetime_s),
             "securityContext": {

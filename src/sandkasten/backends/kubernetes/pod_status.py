@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.kubernetes import pod_names
+from sandkasten.backends.kubernetes import pod_names, pod_network
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -68,6 +68,17 @@ _DISRUPTED: Final = {
 def address(pod: Mapping[str, Any]) -> str:
     """Return the Pod's address; empty if it has none yet."""
     return str(_status(pod).get("podIP") or "")
+
+
+def node_address(pod: Mapping[str, Any]) -> str:
+    """Return the address of the Pod's node; empty if it has none yet."""
+    return str(_status(pod).get("hostIP") or "")
+
+
+def network_class(pod: Mapping[str, Any]) -> str:
+    """Return the class of the Pod's network; see `pod_network`."""
+    labels = (pod.get("metadata") or {}).get("labels") or {}
+    return str(labels.get(pod_names.LABEL_NETWORK) or pod_network.CLOSED)
 
 
 def is_running(pod: Mapping[str, Any]) -> bool:
@@ -147,9 +158,7 @@ def stayed_open(sandbox_id: SandboxId, pod: Mapping[str, Any]) -> IsolationRefus
         if one.get("name") == pod_names.GATE_CONTAINER and ended.get("exitCode") == _STAYED_OPEN:
             return IsolationRefused(
                 f"sandbox {sandbox_id} was not started: {_said(ended) or 'its network is open'}",
-                hint="apply the NetworkPolicy in docs/guides/kubernetes.md, on a cluster whose "
-                "network plugin enforces it; backends.kubernetes.network_policy: assumed skips "
-                "this check",
+                hint=pod_network.policy_hint(network_class(pod)),
             )
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sandkasten.backends.kubernetes import pod_network
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -14,7 +15,6 @@ from sandkasten.errors import (
     SandkastenError,
     UnsupportedByBackend,
 )
-from sandkasten.model.sandbox.network_policy import unsupported_network
 
 if TYPE_CHECKING:
     from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
@@ -34,8 +34,9 @@ def check(spec: CellSpec, options: KubernetesOptions) -> None:
             hint="set backends.kubernetes.runner_image to the image of the daemon",
             backend="kubernetes",
         )
-    if not spec.network.closed or spec.inspection is not None:
-        raise unsupported_network("kubernetes")
+    network = pod_network.refusal(spec.network, options)
+    if network is not None:
+        raise network
     if spec.image.kind != "engine":
         raise store_image(spec.image)
     if spec.profile == "dev":

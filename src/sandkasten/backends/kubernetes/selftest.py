@@ -11,7 +11,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.kubernetes import pod_names
+from sandkasten.backends.kubernetes import pod_names, pod_network
 from sandkasten.errors import BackendUnavailable, IsolationRefused
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.channel import Channel
@@ -72,8 +72,7 @@ async def examine_network(
         return
     raise IsolationRefused(
         f"the network of a new sandbox is open: it reaches {', '.join(found)}",
-        hint="apply the NetworkPolicy in docs/guides/kubernetes.md, on a cluster whose network "
-        "plugin enforces it; backends.kubernetes.network_policy: assumed skips this check",
+        hint=pod_network.policy_hint(cell.network_class),
         deviations=found,
     )
 

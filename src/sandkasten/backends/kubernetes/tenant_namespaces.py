@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
+    from sandkasten.model.sandbox.network_policy import NetworkPolicy
     from sandkasten.model.sandbox.readiness import Readiness
 
 
@@ -173,8 +174,11 @@ class TenantNamespaces:
     async def sees_files(self) -> bool:
         return await self._root.sees_files()
 
-    async def network_refusal(self) -> UnsupportedByBackend | None:
-        return await self._root.network_refusal()
+    async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
+        return await self._root.network_refusal(policy)
+
+    def fixes_networks(self) -> bool:
+        return self._root.fixes_networks()
 
     def may_fetch(self, *, in_full: bool) -> bool:
         return self._root.may_fetch(in_full=in_full)

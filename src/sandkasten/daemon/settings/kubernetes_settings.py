@@ -199,6 +199,12 @@ class KubernetesSettings:
         _DEFAULT.network_policy,
         "Whether a trial Pod must show that the network is closed (checked), or not (assumed).",
     )
+    network_full: bool = setting(
+        "backends.kubernetes.networks.full",
+        boolean,
+        _DEFAULT.network_full,
+        "Whether sandboxes may have network: full; needs a NetworkPolicy for this class.",
+    )
     agent_sandbox: AgentSandbox = setting(
         "backends.kubernetes.agent_sandbox",
         choice(*AGENT_SANDBOX_USES),
@@ -289,6 +295,7 @@ class KubernetesSettings:
             reach=self.reach,
             port=self.port,
             network_policy=self.network_policy,
+            network_full=self.network_full,
             agent_sandbox=self.agent_sandbox,
             runtime_class=self.runtime_class or "",
             node_selector=dict(_pair(one) for one in self.node_selector),

@@ -143,7 +143,7 @@ class Planner:
         packages = checked_packages(options.pip_packages, options.npm_packages)
         backend = await self._tiers.choose(options.backend, options.isolation)
         check_mounts_on(rules, backend.name)
-        refusal = None if network.closed else await _network_refusal(backend)
+        refusal = None if network.closed else await _network_refusal(backend, network)
         if refusal is not None:
             if options.network is not None:
                 raise refusal
@@ -375,10 +375,10 @@ class Planner:
         )
 
 
-async def _network_refusal(backend: Backend) -> UnsupportedByBackend | None:
+async def _network_refusal(backend: Backend, policy: NetworkPolicy) -> UnsupportedByBackend | None:
     if not has_network(backend.name):
         return unsupported_network(backend.name)
-    return await backend.network_refusal() if isinstance(backend, RefusesNetworks) else None
+    return await backend.network_refusal(policy) if isinstance(backend, RefusesNetworks) else None
 
 
 def _with_packages(spec: CellSpec, sets: Sequence[PackageSet]) -> CellSpec:

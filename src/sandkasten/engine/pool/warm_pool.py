@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from sandkasten.errors import SandboxLost, SandkastenError
+from sandkasten.errors import SandboxLost, SandkastenError, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.pool.pool_kinds import (
     Miss,
@@ -31,7 +31,7 @@ from sandkasten.model.pool.pool_kinds import (
 )
 from sandkasten.model.sandbox.policy import Lease
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.ports import Resizes
+from sandkasten.ports import FixesNetworks, Resizes
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -146,7 +146,7 @@ class WarmPool:
     async def _claimed(self, plan: SandboxPlan, quota: TenantQuota | None) -> Record | Miss:
         if self._closed:
             return Miss("off", "the warm pool is off")
-        what = unusual(plan.spec, named_workspace=plan.workspace is not None)
+        what = _unusual(plan)
         if what:
             return Miss("unusual", what)
         kind = self._asked(plan)
@@ -359,6 +359,9 @@ class WarmPool:
         for wanted in self.rules.kinds:
             try:
                 plan = await self._planner.plan(CreateRequest(wanted.options), sites=sites)
+                what = _unusual(plan)
+                if what:
+                    raise UnsupportedByBackend(f"no sandbox can be kept ready: {what}")
             except SandkastenError as exc:
                 self._emit("pool.kind_failed", image=wanted.options.image or "", error=exc.code)
                 continue
@@ -468,3 +471,11 @@ class WarmPool:
 
 async def _done(record: Record) -> Record | None:
     return record
+
+
+def _unusual(plan: SandboxPlan) -> str:
+    """Return what keeps a request from every pooled sandbox; empty if nothing does."""
+    backend = plan.backend
+    fixes = isinstance(backend, FixesNetworks) and backend.fixes_networks()
+    named = plan.workspace is not None
+    return unusual(plan.spec, named_workspace=named, fixed_network=fixes)

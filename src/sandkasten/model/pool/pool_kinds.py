@@ -119,8 +119,11 @@ def pooled_spec(spec: CellSpec, *, resizable: bool) -> CellSpec:
     )
 
 
-def unusual(spec: CellSpec, *, named_workspace: bool) -> str:
-    """Return what keeps a request from every pooled sandbox; empty if nothing does."""
+def unusual(spec: CellSpec, *, named_workspace: bool, fixed_network: bool = False) -> str:
+    """Return what keeps a request from every pooled sandbox; empty if nothing does.
+
+    `fixed_network`: the network of a sandbox cannot be changed after it was made.
+    """
     if named_workspace:
         return "named workspace"
     if spec.gpus is not None:
@@ -129,6 +132,8 @@ def unusual(spec: CellSpec, *, named_workspace: bool) -> str:
         return "host mounts"
     if spec.inspection is not None:
         return "network with secrets or inspection"
+    if fixed_network and not spec.network.closed:
+        return "network that cannot be changed"
     return ""
 
 

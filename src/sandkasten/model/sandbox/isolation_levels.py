@@ -13,10 +13,10 @@ MINIMA: Final = ("standard", "gvisor")
 # isolates nothing that was examined.
 _STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "kubernetes": 1, "gvisor": 2}
 _ENGINES: Final = frozenset({"docker", "kubernetes"})
-# A Docker Engine may still refuse it: `ports.RefusesNetworks`.
-_NETWORKS: Final = frozenset({"local", "oci", "gvisor", "docker"})
+# A Docker Engine and a cluster may still refuse it: `ports.RefusesNetworks`.
+_NETWORKS: Final = frozenset({"local", "oci", "gvisor", "docker", "kubernetes"})
 # A Docker Engine over TCP without TLS refuses it when a sandbox is created.
-_INSPECTIONS: Final = _NETWORKS
+_INSPECTIONS: Final = _NETWORKS - {"kubernetes"}
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 
@@ -25,7 +25,7 @@ def strength(backend: str) -> int:
 
 
 def has_network(backend: str) -> bool:
-    """Return whether sandboxes of a backend can have a network by rule."""
+    """Return whether sandboxes of a backend can have a network."""
     return backend in _NETWORKS
 
 
