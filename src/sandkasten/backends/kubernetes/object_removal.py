@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
 
-# How long a removal is watched: half of the time that the engine allows for it (DESTROY_TIMEOUT_S),
+# When a removal is no longer watched: half of the time that the engine allows (DESTROY_TIMEOUT_S),
 # which would take a node that does not answer for a cluster that does not. Such a node removes its
 # Pods when it is back, and one with many Pods to remove when it comes to them.
 REMOVED_S: Final = 10.0
@@ -42,6 +42,7 @@ class ObjectRemoval:
         for.
         `attempt`: only what this create has made; another one may have used the name since.
         """
+        until = asyncio.get_running_loop().time() + REMOVED_S
         pod = await self._found("pods", name)
         # First, because its controller replaces a Pod that is gone.
         if await self._sandboxes.used() or (pod and agent_sandboxes.has_sandbox(pod)):
@@ -50,7 +51,8 @@ class ObjectRemoval:
             await self._client.delete("pods", name, grace_s=_GRACE_S, uid=_uid(pod))
             if not pod_status.is_ending(pod):
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(REMOVED_S):
+                    # An API server with many removals takes seconds for each request, too.
+                    async with asyncio.timeout_at(until):
                         await self._gone(pod)
         # Last, so that what is left of a removal is found by it.
         await self._delete("secrets", name, attempt)
