@@ -9,15 +9,21 @@ import asyncio
 import json
 import secrets
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
+from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.errors import BackendUnavailable
+from sandkasten.model.ids import new_sandbox_id
 from tests.cluster.installation import manifests
 from tests.cluster.kube_api import ApiError, path_of, wait_for
 from tests.cluster.replicas import Replicas, replicas
+from tests.cluster.sandbox_backend import SPEC
 from tests.daemon.process import DaemonProcess, ask
+from tests.kubernetes import cluster_images
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 if TYPE_CHECKING:
@@ -33,6 +39,8 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 ACME, BETA, OTHERS = "boxes-acme", "boxes-beta", "boxes"
+# The settings name it in all of these tests, and it does not exist.
+MISSING = "boxes-missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ async def pair(cluster_with_images, postgres_server, tmp_path, namespaces):
     settings = {
         "SANDKASTEN_KUBERNETES_KUBECONFIG": str(namespaces.kubeconfig),
         "SANDKASTEN_KUBERNETES_NAMESPACE": OTHERS,
-        "SANDKASTEN_KUBERNETES_TENANT_NAMESPACES": f"acme={ACME},beta={BETA}",
+        "SANDKASTEN_KUBERNETES_TENANT_NAMESPACES": f"acme={ACME},beta={BETA},mute={MISSING}",
     }
     async with replicas(cluster_with_images, postgres_server, tmp_path, **settings) as found:
         yield found
@@ -279,6 +287,28 @@ def _wait_for_rights(namespaces: Namespaces, *, allowed: bool) -> None:
         return True
 
     wait_for(may, lambda found: found is allowed, lambda found: f"rights: {found}")
+
+
+async def test_a_namespace_that_does_not_exist_is_named(
+    pair, tenant, cluster_with_images, tmp_path
+):
+    status, told = await (await tenant("mute")).ask(pair.daemons[0], "POST", "/v1/sessions", {})
+    assert (status, told["code"]) == (503, "BACKEND_UNAVAILABLE"), told
+    assert MISSING in told["hint"]
+    # An account that may do everything is told that it does not exist.
+    options = replace(
+        cluster_images.options(str(cluster_with_images.kubeconfig)),
+        namespace="default",
+        tenant_namespaces={"mute": MISSING},
+    )
+    backend = TenantNamespaces(tmp_path, options, read_kubeconfig)
+    try:
+        with pytest.raises(BackendUnavailable, match=f'"{MISSING}" not found') as refused:
+            await backend.create(new_sandbox_id(), replace(SPEC, place=MISSING))
+        assert refused.value.hint.startswith(f"create namespace {MISSING}")
+        assert list(await backend.owned()) == []
+    finally:
+        await backend.aclose()
 
 
 async def test_the_daemon_has_rights_in_the_named_namespaces_only(namespaces):
