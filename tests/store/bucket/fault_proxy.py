@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
-Kind = Literal["answer", "cut", "reset", "lose_answer", "hang", "hold", "hold_answer"]
+Kind = Literal["answer", "cut", "reset", "lose_answer", "hang", "hold", "hold_answer", "spoil"]
 
 
 @dataclass
@@ -23,7 +23,8 @@ class Fault:
     answer: an error of the server. cut: half of the answer. reset: no answer, and the server sees
     nothing. lose_answer: the server does it, and the client is not told. hang: no answer until the
     client gives up, and the server sees it then. hold: as usual, after `go` is set. hold_answer:
-    the server does it, and the client is told after `go` is set.
+    the server does it, and the client is told after `go` is set. spoil: the server gets another
+    content.
     """
 
     method: str
@@ -115,6 +116,8 @@ class FaultProxy:
                 await reader.read()
             if fault.kind == "hold":
                 await fault.go.wait()
+            if fault.kind == "spoil":
+                body = body[:-1] + bytes([body[-1] ^ 1])
             if fault.kind == "cut":
                 change = _half
         answer = await self._forwarded(head, body)

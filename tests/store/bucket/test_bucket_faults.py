@@ -61,8 +61,9 @@ async def nothing_is_left(store, bucket) -> bool:
         Fault("PUT", "answer", 1, 500, "InternalError"),
         Fault("PUT", "reset", 2),
         Fault("PUT", "lose_answer"),
+        Fault("PUT", "spoil"),
     ],
-    ids=["slow down", "internal error", "reset", "lost answer"],
+    ids=["slow down", "internal error", "reset", "lost answer", "damaged on its way"],
 )
 async def test_a_write_that_fails_for_a_moment_is_repeated(store, bucket, proxy, fault):
     times = fault.times

@@ -8,6 +8,7 @@ contain a header or a key. Knows neither files nor tenants.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import html
 import io
@@ -83,8 +84,9 @@ class Bucket:
             await session.close()
 
     async def put(self, name: str, data: bytes, sha256: str) -> None:
-        """Store an object, or replace it. Most servers compare the data with its hash."""
-        await self._ask("PUT", name, data=data, sha256=sha256)
+        """Store an object, or replace it. The server refuses data that was damaged on its way."""
+        md5 = await asyncio.to_thread(_md5, data)
+        await self._ask("PUT", name, data=data, sha256=sha256, md5=md5)
 
     async def get(self, name: str, size_bytes: int, sha256: str) -> bytes:
         """Return an object. One of another size or hash is read once more, and then refused."""
@@ -118,11 +120,12 @@ class Bucket:
         query: Mapping[str, str] | None = None,
         data: bytes = b"",
         sha256: str = EMPTY_SHA256,
+        md5: str = "",
         most: int = _ERROR_BYTES,
     ) -> bytes:
         """Return the body of a good answer, at most about `most` bytes of it."""
         path = encoded_path(f"{self._base}/{name}")
-        request = Request(method, self._host, path, encoded_query(query or {}), sha256)
+        request = Request(method, self._host, path, encoded_query(query or {}), sha256, md5)
         loop = asyncio.get_running_loop()
         # The last attempt begins before this time.
         until = loop.time() + self.options.timeout_s
@@ -136,9 +139,9 @@ class Bucket:
                 failure = unreachable(exc, self.options)
                 failure.error.__cause__ = exc
             else:
-                code = _field(answer.body, "Code")
                 if 200 <= answer.status < 300:
                     return answer.body
+                code = _field(answer.body, "Code")
                 if method == "DELETE" and code == "NoSuchKey":
                     return b""
                 failure = refused(answer.status, code, self.options)
@@ -182,6 +185,11 @@ class Bucket:
 
 async def object_sha256(data: bytes) -> str:
     return await asyncio.to_thread(lambda: hashlib.sha256(data).hexdigest())
+
+
+def _md5(data: bytes) -> str:
+    # Not for security: many servers compare no other hash with the data.
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 def _tls(options: BucketOptions) -> ssl.SSLContext | bool:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from sandkasten.store.bucket.bucket_options import BucketOptions
 
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504})
-_PASSING_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "InternalError"})
+# The last three mean that the data was damaged on its way.
+_PASSING_CODES: Final = frozenset(
+    {"RequestTimeout", "SlowDown", "InternalError"}
+    | {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
+)
 _FULL: Final = frozenset(
     {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}
 )

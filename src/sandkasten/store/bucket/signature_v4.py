@@ -29,6 +29,8 @@ class Request:
     """Encoded by `encoded_query`."""
     sha256: str = EMPTY_SHA256
     """Of the body."""
+    md5: str = ""
+    """Of the body, in base64; empty: not sent."""
 
 
 def encoded_path(path: str) -> str:
@@ -45,7 +47,9 @@ def signed_headers(request: Request, options: BucketOptions, now: datetime) -> d
     """Return the headers of a request with its signature. `now` is in UTC."""
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
     scope = f"{stamp[:8]}/{options.region}/s3/aws4_request"
+    # In the order of their names, which the signature requires.
     headers = {
+        **({"content-md5": request.md5} if request.md5 else {}),
         "host": request.host,
         "x-amz-content-sha256": request.sha256,
         "x-amz-date": stamp,
