@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "sandkasten.yaml"
 
 def uncommented() -> str:
     """Keys are `#key:` and `#  key:`; sentences have a space after the `#`."""
-    return re.sub(r"(?m)^#(?=(  ){0,2}[a-z0-9_]+:)", "", EXAMPLE.read_text())
+    return re.sub(r"(?m)^#(?=(  ){0,3}[a-z0-9_]+:)", "", EXAMPLE.read_text())
 
 
 def names(tree, above="") -> set[str]:
