@@ -110,15 +110,18 @@ def test_the_chart_renders_the_plain_manifests(helm: Callable[..., str]) -> None
 
 
 def test_values_add_the_optional_objects(helm: Callable[..., str]) -> None:
-    names = ("quota", "autoscaler", "service-monitor")
+    names = ("quota", "autoscaler", "service-monitor", "workspaces")
     wanted = _by_name(manifests(*names))
     quota = wanted["ResourceQuota", "sandkasten"]["spec"]["hard"]
     values = {
         "sandboxes": {"quota": quota},
         "autoscaling": {"enabled": True},
         "serviceMonitor": {"enabled": True},
+        "settings": {"backends": {"kubernetes": {"workspaces": {"enabled": True}}}},
     }
     found = _by_name(_rendered(helm, values))
+    told = found["ConfigMap", "sandkasten"]["data"]["backends"]["kubernetes"].pop("workspaces")
+    assert told == {"enabled": True}
     # Else each upgrade would set the number back.
     assert "replicas" not in found["Deployment", "sandkasten"]["spec"]
     del wanted["Deployment", "sandkasten"]["spec"]["replicas"]

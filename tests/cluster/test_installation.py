@@ -183,7 +183,7 @@ def _used_until(installed: Installation, session: str, before: set[str]) -> tupl
     return refused, answered
 
 
-@pytest.mark.parametrize("name", ["quota", "autoscaler"])
+@pytest.mark.parametrize("name", ["quota", "autoscaler", "workspaces"])
 def test_the_api_server_accepts_an_optional_object(installed: Installation, name: str) -> None:
     *_, optional = manifests(name)
     made = installed.cluster.api.apply(optional, dry_run=True)

@@ -13,7 +13,7 @@ import yaml
 
 from sandkasten import __version__
 from sandkasten.api.routes.route_table import ALL
-from sandkasten.backends.kubernetes import pod_names
+from sandkasten.backends.kubernetes import kept_claims, pod_names
 from sandkasten.backends.kubernetes.cluster_requirements import _NEEDED
 from sandkasten.backends.kubernetes.pod_network import FULL
 from sandkasten.daemon.settings.resolver import Settings, load
@@ -141,6 +141,15 @@ def test_the_rights_for_agent_sandbox_are_those_of_the_guide() -> None:
 
 def _blocks() -> list[str]:
     return re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+
+def test_the_rights_for_claims_are_optional_and_as_needed() -> None:
+    rules = only("Role", "sandkasten-workspaces")["rules"]
+    granted = {
+        (verb, kind, "") for one in rules for kind in one["resources"] for verb in one["verbs"]
+    }
+    assert granted == set(kept_claims.NEEDED)
+    assert f'  - {{apiGroups: [""], resources: [{kept_claims.CLAIMS}]' in GUIDE.read_text()
 
 
 def test_the_guide_shows_the_role_of_the_manifests() -> None:

@@ -37,6 +37,7 @@ _EMPTY = "; ".join(
     for table in (
         *("ledger", "state", "sessions", "execs", "traffic", "keys"),
         *("runs", "files", "contents", "secrets", "nodes", "audit", "buckets"),
+        "workspaces",
     )
 )
 _EMPTY += "; UPDATE shards SET node = '', fence = 0, until = '-infinity'"

@@ -48,7 +48,7 @@ const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --receiv
 [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM] [--no-set-id] [--open-files N] \
 [--gate-port N]
        sandkasten-runner --as UID:GID[,GID]... PROGRAM [ARGUMENT]...
-       sandkasten-runner --relay PATH | --erase PATH | --install PATH | --posture | --describe | --version";
+       sandkasten-runner --copy DIR DIR | --relay PATH | --erase PATH | --install PATH | --posture | --describe | --version";
 
 #[derive(Default)]
 struct Options {
@@ -108,6 +108,12 @@ fn main() {
         }
         if mode == "--erase" {
             return fs::erase(path.as_bytes()).unwrap_or_else(|error| fail(1, &error.message));
+        }
+    }
+    if let [mode, from, to] = arguments.as_slice() {
+        if mode == "--copy" {
+            return fs::copy_tree(from.as_bytes(), to.as_bytes())
+                .unwrap_or_else(|error| fail(1, &error.message));
         }
     }
     if let [mode, ids, program, rest @ ..] = arguments.as_slice() {

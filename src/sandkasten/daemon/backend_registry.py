@@ -28,6 +28,7 @@ from sandkasten.ports import (
     FixesNetworks,
     KeepsImages,
     KeepsWorkspaces,
+    MaintainsWorkspaces,
     Places,
     RefusesNetworks,
     Remote,
@@ -106,8 +107,9 @@ class LazyBackend:
 
 
 class LazyImageBackend(LazyBackend):
-    """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces`, `ports.Places`,
-    `ports.Remote`, `ports.RefusesNetworks` and `ports.StartsSlowly`; the engine tests for these.
+    """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces`,
+    `ports.MaintainsWorkspaces`, `ports.Places`, `ports.Remote`, `ports.RefusesNetworks` and
+    `ports.StartsSlowly`; the engine tests for these.
     """
 
     @property
@@ -150,6 +152,19 @@ class LazyImageBackend(LazyBackend):
 
     async def remove_workspace(self, name: str) -> None:
         await self._workspaces.remove_workspace(name)
+
+    async def resize_workspace(self, name: str, size_bytes: int) -> None:
+        if isinstance(self._backend, MaintainsWorkspaces):
+            await self._backend.resize_workspace(name, size_bytes)
+
+    async def interrupted_workspaces(self) -> Sequence[str]:
+        if self._directory.exists() and isinstance(self._backend, MaintainsWorkspaces):
+            return await self._backend.interrupted_workspaces()
+        return ()
+
+    async def clear_workspace(self, name: str, *, recorded: bool) -> None:
+        if isinstance(self._backend, MaintainsWorkspaces):
+            await self._backend.clear_workspace(name, recorded=recorded)
 
     async def sees_files(self) -> bool:
         backend = self._backend

@@ -100,6 +100,7 @@ def _assembled(
     else:
         from sandkasten.store.postgres.postgres_ledger import PostgresLedger
         from sandkasten.store.postgres.postgres_secrets import PostgresSecrets
+        from sandkasten.store.postgres.postgres_workspaces import PostgresWorkspaces
 
         ledger = PostgresLedger(
             shared.database,
@@ -109,7 +110,8 @@ def _assembled(
             owns_database=owns_database,
             bucket=settings.bucket,
         )
-        backing = replace(backing, store=ledger)
+        workspaces = PostgresWorkspaces(shared.database, backing.workspaces, shared.backends)
+        backing = replace(backing, store=ledger, workspaces=workspaces)
         secrets = PostgresSecrets(shared.database, settings.secrets_key)
     sources = Sources(
         layers,

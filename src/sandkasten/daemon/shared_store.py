@@ -46,7 +46,7 @@ _SHARED: Final = (
 )
 _OF_ONE_NODE: Final = (
     "other sandboxes",
-    "workspaces",
+    "other workspaces",
     "images",
     "packages",
     "recordings",
@@ -109,7 +109,9 @@ def report_shared(settings: Settings, shared: SharedStore) -> None:
     event = {
         "database": without_password(settings.store.url or ""),
         "node": shared.node,
-        "shared": ", ".join((*_SHARED, *(f"sandboxes of {one}" for one in shared.backends))),
+        "shared": ", ".join(
+            (*_SHARED, *(f"sandboxes and workspaces of {one}" for one in shared.backends))
+        ),
         "of_this_daemon": ", ".join(_OF_ONE_NODE),
     }
     if settings.bucket is not None:

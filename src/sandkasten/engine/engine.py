@@ -454,7 +454,7 @@ class Engine:
     async def sweep(self) -> Swept:
         self._sweep_began = True
         swept = await self._reaper.sweep()
-        await self.workspaces.tidy()
+        await self.workspaces.tidy(self._backends.values())
         return swept
 
     def sweep_soon(self, after_s: float = SWEEP_AFTER_S) -> None:

@@ -148,7 +148,9 @@ class KeepsWorkspaces(Protocol):
     """
 
     async def keeps_workspaces(self) -> bool:
-        """Return whether it does, rather than using files of this machine."""
+        """Return whether it does, rather than using files of this machine. Raise
+        UnsupportedByBackend if it can do neither.
+        """
         ...
 
     async def copy_workspace(self, source: str, target: str) -> None:
@@ -157,6 +159,28 @@ class KeepsWorkspaces(Protocol):
 
     async def remove_workspace(self, name: str) -> None:
         """Remove all files. Twice is fine."""
+        ...
+
+
+@runtime_checkable
+class MaintainsWorkspaces(Protocol):
+    """A backend that keeps workspaces, can enlarge them, and finds copies that a crash interrupted.
+
+    The caller holds the lock of the name.
+    """
+
+    async def resize_workspace(self, name: str, size_bytes: int) -> None:
+        """Enlarge the workspace if its size is enforced. Raise UnsupportedByBackend."""
+        ...
+
+    async def interrupted_workspaces(self) -> Sequence[str]:
+        """Return the names for which a crash may have left an incomplete copy or removal."""
+        ...
+
+    async def clear_workspace(self, name: str, *, recorded: bool) -> None:
+        """Remove what such a crash left: all files of an incomplete copy, if no workspace of that
+        name is recorded. A workspace that is complete stays. Also called after each copy.
+        """
         ...
 
 

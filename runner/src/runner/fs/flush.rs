@@ -24,6 +24,11 @@ impl Flush {
         Ok(Flush(request.flag("flush", true)?))
     }
 
+    /// For work that no request asks for.
+    pub fn always() -> Flush {
+        Flush(true)
+    }
+
     /// Write the bytes of a file that has no name yet. A full disk is noticed here; the file's
     /// attributes follow with `file`, so that one commit of a journal is enough for both.
     pub fn bytes(self, file: BorrowedFd<'_>, size: u64) -> sys::Result<()> {

@@ -22,6 +22,7 @@ mod request;
 mod resolve;
 mod tar;
 mod temp;
+mod tree_copy;
 mod walk;
 mod watch;
 mod write;
@@ -54,6 +55,25 @@ pub fn erase(path: &[u8]) -> Result<(), Failure> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Copy what a directory contains into another one, and wait until it is on disk. No link is followed.
+///
+/// For a cluster, in which only a Pod reaches both volumes: it runs this alone, with no user code beside
+/// it.
+pub fn copy_tree(source: &[u8], target: &[u8]) -> Result<(), Failure> {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let open = |path: &[u8]| {
+        sys::open_at(libc::AT_FDCWD, path, flags, 0)
+            .map_err(|error| resolve::failed(error, "open", path))
+    };
+    let (from, to) = (open(source)?, open(target)?);
+    let failed = |error| resolve::failed(error, "copy", source);
+    let batches = flush::Flush::always().by_batches(sys::as_fd(&to));
+    let mut copy = tree_copy::TreeCopy::new(batches);
+    copy.directory(from, to, None).map_err(failed)?;
+    while !copy.step().map_err(failed)? {}
+    copy.batches.all().map_err(failed)
 }
 
 pub struct Directories {

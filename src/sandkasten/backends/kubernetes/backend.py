@@ -30,10 +30,12 @@ from sandkasten.backends.kubernetes import (
     pod_status,
     refusals,
     selftest,
+    workspace_manifest,
 )
 from sandkasten.backends.kubernetes.api import cluster_access
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused, ClusterClient
 from sandkasten.backends.kubernetes.cell import UNENFORCED, KubernetesCell, Ways
+from sandkasten.backends.kubernetes.kept_claims import KeptClaims
 from sandkasten.disk.atomic_file import create_file
 from sandkasten.disk.cleanup import finish
 from sandkasten.errors import (
@@ -61,8 +63,8 @@ _ATTEMPT_BYTES: Final = 8
 
 
 class KubernetesBackend:
-    """The sandboxes of one namespace. Implements Backend, Discards, KeepsImages, Remote,
-    RefusesNetworks and StartsSlowly.
+    """The sandboxes of one namespace. Implements Backend, Discards, KeepsImages, KeepsWorkspaces,
+    MaintainsWorkspaces, Remote, RefusesNetworks and StartsSlowly.
 
     `read` returns the content of a YAML file.
     """
@@ -80,6 +82,7 @@ class KubernetesBackend:
         self._client = client or ClusterClient(self._access, options.namespace, options.timeout_s)
         self._ways = Ways(options)
         self._sandboxes = agent_sandboxes.AgentSandboxes(self._client, options)
+        self._kept = KeptClaims(self._client, options, self._whose)
         self._owner = options.installation
         self._removal = object_removal.ObjectRemoval(self._client, self._sandboxes, self._whose)
         self._cells: WeakSet[KubernetesCell] = WeakSet()
@@ -126,7 +129,9 @@ class KubernetesBackend:
 
     async def permissions(self) -> list[Requirement]:
         """Return what `doctor` shows of the namespace. Raise BackendUnavailable."""
-        return await cluster_requirements.of_namespace(self._client, self._options, self._sandboxes)
+        return await cluster_requirements.of_namespace(
+            self._client, self._options, self._sandboxes, self._kept.needed
+        )
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
         refusals.check(spec, self._options)
@@ -212,6 +217,29 @@ class KubernetesBackend:
     def fixes_networks(self) -> bool:
         """Implement `ports.FixesNetworks`: the class of a Pod cannot be changed."""
         return True
+
+    async def keeps_workspaces(self) -> bool:
+        """Implement `ports.KeepsWorkspaces`."""
+        return self._kept.options is not None
+
+    async def copy_workspace(self, source: str, target: str) -> None:
+        await self._kept.copy(source, target)
+
+    async def resize_workspace(self, name: str, size_bytes: int) -> None:
+        await self._kept.resize(name, size_bytes)
+
+    async def remove_workspace(self, name: str) -> None:
+        await self._kept.remove(name)
+
+    async def has_claim(self, workspace: str) -> bool:
+        """Return whether the namespace has a claim for a workspace."""
+        return await self._kept.exists(workspace)
+
+    async def interrupted_workspaces(self) -> Sequence[str]:
+        return await self._kept.interrupted()
+
+    async def clear_workspace(self, name: str, *, recorded: bool) -> None:
+        await self._kept.clear(name, recorded=recorded)
 
     def may_fetch(self, *, in_full: bool) -> bool:
         """Implement `ports.KeepsImages`: the nodes pull images, by `pull_policy`."""
@@ -304,6 +332,10 @@ class KubernetesBackend:
             sandbox_id, spec, self._options, owner, attempt, await self._closed_to()
         )
         manifest["metadata"]["labels"].update(found_by)
+        if spec.workspace is not None:
+            name = spec.workspace.path
+            workspace_manifest.mount(manifest, owner, name, self._kept.options)
+            await self._kept.prepare(name, spec.limits.workspace_bytes)
         with_sandbox = await self._uses_sandboxes()
         kind, body = "secrets", secret
         if with_sandbox:
@@ -336,6 +368,8 @@ class KubernetesBackend:
             # what is left by its labels.
             if not (isinstance(exc, BackendUnavailable) and exc.details.get("backend")):
                 await self._undo(sandbox_id, attempt)
+                if spec.workspace is not None:
+                    await self._kept.release(spec.workspace.path)
             raise
         return cell
 
@@ -376,7 +410,10 @@ class KubernetesBackend:
                     if error is not None:
                         raise await self._with_words(error, name, pod)
         except TimeoutError as exc:
-            raise pod_status.overdue(sandbox_id, pod, self._options.start_s) from exc
+            late: SandkastenError | None = None
+            if spec.workspace is not None:
+                late = await self._kept.trouble(spec.workspace.path, pod)
+            raise late or pod_status.overdue(sandbox_id, pod, self._options.start_s) from exc
         return pod
 
     async def _with_words(

@@ -52,7 +52,11 @@ UNENFORCED: Final = (
         "use nodes with enough disk",
     ),
 )
-_WITH_NETWORK: Final = (*UNENFORCED, pod_network.UNENFORCED)
+_NAMED_WORKSPACE: Final = Unenforced(
+    "workspace",
+    "the storage of the cluster decides whether a named workspace is held to its size",
+    "use a StorageClass whose volumes have a size of their own",
+)
 
 
 class Ways:
@@ -93,10 +97,16 @@ class KubernetesCell:
         self.network_class = pod_status.network_class(pod)
         self.node = pod_status.node_address(pod)
         """The address of its node."""
+        labels = (pod.get("metadata") or {}).get("labels") or {}
+        self._named_workspace = pod_names.LABEL_CLAIM in labels
 
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
-        return UNENFORCED if self.network_class == pod_network.CLOSED else _WITH_NETWORK
+        pids, workspace = UNENFORCED
+        found = (pids, _NAMED_WORKSPACE if self._named_workspace else workspace)
+        if self.network_class == pod_network.CLOSED:
+            return found
+        return (*found, pod_network.UNENFORCED)
 
     @property
     def address(self) -> str:

@@ -42,13 +42,18 @@ async def of_cluster(client: ClusterClient, options: KubernetesOptions) -> list[
 
 
 async def of_namespace(
-    client: ClusterClient, options: KubernetesOptions, sandboxes: AgentSandboxes
+    client: ClusterClient,
+    options: KubernetesOptions,
+    sandboxes: AgentSandboxes,
+    more: tuple[tuple[str, str, str], ...] = (),
 ) -> list[Requirement]:
-    """Return what our credentials allow in the client's namespace. Raise BackendUnavailable."""
+    """Return what our credentials allow in the client's namespace; `more` is needed besides what
+    every sandbox needs. Raise BackendUnavailable.
+    """
     try:
         missing = [
             f"{verb} {kind}"
-            for verb, kind, part in _NEEDED
+            for verb, kind, part in (*_NEEDED, *more)
             if not await client.may(verb, kind, part)
         ]
         streams = await client.may("create", "pods", "exec")

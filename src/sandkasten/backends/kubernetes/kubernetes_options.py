@@ -15,12 +15,26 @@ Reach = Literal["auto", "direct", "exec"]
 NetworkCheck = Literal["checked", "assumed"]
 PullPolicy = Literal["IfNotPresent", "Always", "Never"]
 AgentSandbox = Literal["auto", "never", "require"]
+AccessMode = Literal["ReadWriteOnce", "ReadWriteMany"]
 
 REACHES: Final = ("auto", "direct", "exec")
 NETWORK_CHECKS: Final = ("checked", "assumed")
 PULL_POLICIES: Final = ("IfNotPresent", "Always", "Never")
 AGENT_SANDBOX_USES: Final = ("auto", "never", "require")
+ACCESS_MODES: Final = ("ReadWriteOnce", "ReadWriteMany")
 PROGRAMS: Final = "/opt/sandkasten/programs"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceOptions:
+    """How named workspaces are kept: each in a claim of its own, or all in one."""
+
+    storage_class: str = ""
+    """Of the claims; empty: the default one of the cluster."""
+    access_mode: AccessMode = "ReadWriteOnce"
+    """With ReadWriteOnce, sandboxes that share a workspace are placed on one node."""
+    claim: str = ""
+    """A claim that exists and that several nodes can write: a workspace is a directory of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +63,8 @@ class KubernetesOptions:
     """Whether the operator has a NetworkPolicy for Pods of the class `full`."""
     agent_sandbox: AgentSandbox = "auto"
     """Whether Pods are made by Sandbox objects of agent-sandbox; auto: where the cluster has it."""
+    workspaces: WorkspaceOptions | None = None
+    """None: named workspaces are refused."""
     runtime_class: str = ""
     node_selector: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tolerations: tuple[Mapping[str, Any], ...] = ()

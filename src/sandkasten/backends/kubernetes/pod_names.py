@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +15,21 @@ if TYPE_CHECKING:
 LABEL: Final = "sandkasten"
 """On every object of ours; its value is the kind."""
 CELL: Final = "cell"
+WORKSPACE: Final = "workspace"
+"""The kind of a claim that is a named workspace."""
+TASK: Final = "workspace-task"
+"""The kind of a Pod that copies or erases a named workspace."""
 LABEL_ID: Final = "sandkasten.id"
 LABEL_OWNER: Final = "sandkasten.owner"
 """The installation that owns the object: no other installation removes it."""
 LABEL_NETWORK: Final = "sandkasten.network"
 """What a NetworkPolicy selects Pods by."""
+LABEL_WORKSPACE: Final = "sandkasten.workspace"
+"""The name of a workspace, for readers; see `workspace_label`."""
+LABEL_CLAIM: Final = "sandkasten.claim"
+"""On every Pod that has a named workspace: its `workspace_key`."""
+NAME: Final = "sandkasten.name"
+"""An annotation: the name of the workspace as it is kept."""
 ATTEMPT: Final = "sandkasten.attempt"
 """An annotation: which create made the object. One whose answer was lost finds it by that."""
 START_GATE: Final = "sandkasten.start"
@@ -39,6 +50,8 @@ LISTENER: Final = f"{GATE_DIR}/listener"
 """The path of that listener, in the gate's container only."""
 KEYS_DIR: Final = f"{RUNNER_DIR}/keys"
 
+_LABEL_VALUE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?\Z")
+_KEY_CHARS: Final = 32
 _ID = re.compile(r"[a-z]+_[0-9a-f]{16,64}\Z")
 
 
@@ -70,3 +83,41 @@ def selector(owner: str, sandbox_id: SandboxId | None = None) -> str:
     """Return the label selector of what an installation owns, or of a sandbox of it."""
     everything = f"{LABEL}={CELL},{LABEL_OWNER}={owner}"
     return everything if sandbox_id is None else f"{everything},{LABEL_ID}={sandbox_id}"
+
+
+def workspace_key(owner: str, workspace: str) -> str:
+    """Return the name of what a cluster has of a workspace, such as its claim. A kept name can be
+    longer than a label, and has letters that names of Kubernetes have not.
+    """
+    said = f"{owner}\0{workspace}".encode()
+    return f"workspace-{hashlib.sha256(said).hexdigest()[:_KEY_CHARS]}"
+
+
+def workspace_label(workspace: str) -> str:
+    """Return the name if a label can hold it, else a hash."""
+    if _LABEL_VALUE.match(workspace):
+        return workspace
+    return f"x-{hashlib.sha256(workspace.encode()).hexdigest()[:_KEY_CHARS]}"
+
+
+def claim_labels(owner: str, workspace: str) -> dict[str, str]:
+    return {
+        LABEL: WORKSPACE,
+        LABEL_WORKSPACE: workspace_label(workspace),
+        LABEL_OWNER: owner,
+        LABEL_MANAGER: "sandkasten",
+    }
+
+
+def task_labels(owner: str, workspace: str) -> dict[str, str]:
+    told = claim_labels(owner, workspace)
+    return {**told, LABEL: TASK, LABEL_CLAIM: workspace_key(owner, workspace)}
+
+
+def user_selector(owner: str, workspace: str) -> str:
+    """Return the label selector of the Pods that have a workspace."""
+    return f"{LABEL_OWNER}={owner},{LABEL_CLAIM}={workspace_key(owner, workspace)}"
+
+
+def task_selector(owner: str) -> str:
+    return f"{LABEL}={TASK},{LABEL_OWNER}={owner}"

@@ -231,16 +231,35 @@ def overdue(sandbox_id: SandboxId, pod: Mapping[str, Any], seconds: float) -> Sa
             hint="try again later, add nodes, or request less; see also "
             "backends.kubernetes.node_selector and backends.kubernetes.overcommit",
         )
-    waiting = [
-        f"{one.get('name')}: {waits.get('reason')} {_said(waits)}".strip()
-        for one in _containers(pod)
-        if (waits := _state(one).get("waiting"))
-    ]
+    waiting = _waiting(pod)
     return BackendUnavailable(
         f"sandbox {sandbox_id} did not start within {seconds:g} s"
-        + (f" ({'; '.join(waiting)[:_SAID_CHARS]})" if waiting else ""),
+        + (f" ({waiting})" if waiting else ""),
         hint="raise backends.kubernetes.start_timeout_seconds if its image is large; see "
         f"kubectl describe pod {pod_names.pod_name(sandbox_id)}",
+    )
+
+
+def missing_claim(pod: Mapping[str, Any]) -> str:
+    """Return what the scheduler says of a claim that does not exist; empty if it does not."""
+    told = _said(condition(pod, "PodScheduled") or {})
+    return told if "persistentvolumeclaim" in told else ""
+
+
+def words(pod: Mapping[str, Any]) -> str:
+    """Return what the containers of a Pod said at their end, if they failed."""
+    ended = [_state(one).get("terminated") or {} for one in _containers(pod)]
+    said = [_said(one) or str(one.get("reason")) for one in ended if one.get("exitCode")]
+    return "; ".join(dict.fromkeys(said)) or _said(_status(pod)) or "no reason was given"
+
+
+def overdue_task(what: str, pod: Mapping[str, Any], seconds: float) -> SandkastenError:
+    """Return the error for a Pod of our own that has not started in time."""
+    scheduled = condition(pod, "PodScheduled") or {}
+    told = _said(scheduled) if scheduled.get("status") == "False" else _waiting(pod)
+    return Busy(
+        f"{what} did not start within {seconds:g} s" + (f": {told}" if told else ""),
+        hint="try again later, or raise backends.kubernetes.start_timeout_seconds",
     )
 
 
@@ -283,6 +302,15 @@ def _containers(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _state(container: Mapping[str, Any]) -> Mapping[str, Any]:
     found: Mapping[str, Any] = container.get("state") or {}
     return found
+
+
+def _waiting(pod: Mapping[str, Any]) -> str:
+    """Return what the containers wait for."""
+    return "; ".join(
+        f"{one.get('name')}: {waits.get('reason')} {_said(waits)}".strip()
+        for one in _containers(pod)
+        if (waits := _state(one).get("waiting"))
+    )[:_SAID_CHARS]
 
 
 def _ended(name: str, ended: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sandkasten.backends.kubernetes import pod_network
 from sandkasten.errors import (
     BackendUnavailable,
+    Busy,
     Conflict,
     InvalidRequest,
     PayloadTooLarge,
@@ -15,6 +16,7 @@ from sandkasten.errors import (
     SandkastenError,
     UnsupportedByBackend,
 )
+from sandkasten.model.sandbox.workspace import plain_name
 
 if TYPE_CHECKING:
     from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec
 
+# What provisioners say when they have no room left.
+_FULL = ("no space", "not enough", "insufficient", "exceed", "quota", "exhausted", "capacity")
 _FORBIDDEN, _NOT_FOUND, _TOO_LARGE, _INVALID = 403, 404, 413, 422
 
 
@@ -49,11 +53,8 @@ def check(spec: CellSpec, options: KubernetesOptions) -> None:
             "backend kubernetes does not support a writable root",
             hint="set defaults.readonly_rootfs: true",
         )
-    if spec.workspace is not None:
-        raise UnsupportedByBackend(
-            "backend kubernetes does not support named workspaces",
-            hint="use the file store to carry files from one session to the next",
-        )
+    if spec.workspace is not None and options.workspaces is None:
+        raise workspaces()
     if spec.mounts:
         raise mounts()
     if spec.gpus is not None:
@@ -87,6 +88,15 @@ def mounts() -> UnsupportedByBackend:
         "backend kubernetes does not support mounts and packages: the nodes do not have this "
         "machine's files",
         hint="use an image that contains them",
+    )
+
+
+def workspaces() -> UnsupportedByBackend:
+    return UnsupportedByBackend(
+        "backend kubernetes keeps no named workspaces here",
+        hint="set backends.kubernetes.workspaces.enabled: true, or use the file store to carry "
+        "files from one session to the next",
+        setting="backends.kubernetes.workspaces.enabled",
     )
 
 
@@ -127,4 +137,86 @@ def translated(exc: ApiRefused, what: str) -> SandkastenError:
         f"{what} in namespace {exc.namespace}: {exc.message}",
         hint=hints.get(exc.status, "see the API server's own log"),
         place=exc.namespace,
+    )
+
+
+# ---- named workspaces
+
+
+def unmade_claim(workspace: str, exc: ApiRefused) -> SandkastenError:
+    """Return the error for a workspace whose objects the API server did not accept."""
+    what = f"workspace {plain_name(workspace)} could not be made: {exc.message}"
+    if exc.over_quota:
+        return QuotaExceeded(
+            what, hint="delete workspaces, request less, or raise the namespace's ResourceQuota"
+        )
+    if exc.status == _INVALID:
+        return InvalidRequest(what, hint="check backends.kubernetes.workspaces")
+    return translated(exc, f"workspace {plain_name(workspace)} could not be made")
+
+
+def no_volume(workspace: str, claim: str, told: str) -> SandkastenError:
+    """Return the error for a claim that stays without a volume."""
+    what = f"the cluster has no volume for workspace {plain_name(workspace)}: {told or 'no reason'}"
+    if any(word in told.lower() for word in _FULL):
+        return QuotaExceeded(
+            what, hint="delete workspaces, request less, or give the storage class more space"
+        )
+    return BackendUnavailable(
+        what,
+        hint="check backends.kubernetes.workspaces.storage_class and its provisioner; see "
+        f"kubectl describe pvc {claim}",
+    )
+
+
+def no_claim(workspace: str, claim: str, told: str) -> SandkastenError:
+    return BackendUnavailable(
+        f"workspace {plain_name(workspace)} cannot be used: {told}",
+        hint=f"create the claim {claim}, or change backends.kubernetes.workspaces.claim",
+    )
+
+
+def not_mounted(workspace: str, told: str) -> SandkastenError:
+    return BackendUnavailable(
+        f"workspace {plain_name(workspace)} could not be mounted: {told}",
+        hint="try again; a volume with ReadWriteOnce may still be attached to another node",
+    )
+
+
+def not_enlarged(workspace: str, exc: ApiRefused) -> SandkastenError:
+    what = f"workspace {plain_name(workspace)} could not be enlarged: {exc.message}"
+    if exc.over_quota:
+        return QuotaExceeded(what, hint="raise the namespace's ResourceQuota")
+    if exc.status == _FORBIDDEN and "resize" in exc.message:
+        return UnsupportedByBackend(
+            what,
+            hint="use a StorageClass with allowVolumeExpansion: true, or copy the files to a "
+            "larger workspace",
+        )
+    return translated(exc, f"workspace {plain_name(workspace)} could not be enlarged")
+
+
+def still_used(workspace: str, pod: str) -> SandkastenError:
+    return Busy(
+        f"workspace {plain_name(workspace)} may still be written by Pod {pod}, which has not ended",
+        hint="try again; if its node is gone for good: "
+        f"kubectl delete pod {pod} --grace-period=0 --force",
+        workspace=plain_name(workspace),
+    )
+
+
+def still_removed(workspace: str, claim: str) -> SandkastenError:
+    return Busy(
+        f"the claim {claim} of workspace {plain_name(workspace)} is still being removed",
+        hint=f"try again; kubectl describe pvc {claim} shows the Pods that use it",
+        workspace=plain_name(workspace),
+    )
+
+
+def failed_task(workspace: str, told: str) -> SandkastenError:
+    what = f"the files of workspace {plain_name(workspace)} could not be copied or erased: {told}"
+    if any(word in told.lower() for word in _FULL):
+        return QuotaExceeded(what, hint="enlarge the workspace, or delete files")
+    return BackendUnavailable(
+        what, hint="the root of the volume must be writable for user and group 1000"
     )

@@ -9,13 +9,16 @@ namespace that we cannot use raises errors of its own, and leaves the others alo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.kubernetes import pod_status
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.errors import BackendUnavailable
+from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
+from sandkasten.model.access.tenancy import unscoped
 from sandkasten.model.sandbox.readiness import Requirement
+from sandkasten.model.sandbox.workspace import plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
     from sandkasten.backends.kubernetes.cell import KubernetesCell
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
-    from sandkasten.errors import UnsupportedByBackend
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
@@ -95,6 +97,8 @@ class TenantNamespaces:
         ]
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> KubernetesCell:
+        if spec.workspace is not None:
+            await self._check_here(spec.workspace.path, spec.place)
         self._places[sandbox_id] = spec.place
         return await self._at(spec.place).create(sandbox_id, spec)
 
@@ -165,6 +169,54 @@ class TenantNamespaces:
             if isinstance(failure, BaseException):
                 raise failure
         return None
+
+    # ---- named workspaces, which are in the namespace of their tenant
+
+    async def keeps_workspaces(self) -> bool:
+        return await self._root.keeps_workspaces()
+
+    async def copy_workspace(self, source: str, target: str) -> None:
+        await self._check_here(source, self.place(unscoped(source)[0]))
+        await self._of_workspace(source).copy_workspace(source, target)
+
+    async def resize_workspace(self, name: str, size_bytes: int) -> None:
+        await self._check_here(name, self.place(unscoped(name)[0]))
+        await self._of_workspace(name).resize_workspace(name, size_bytes)
+
+    async def remove_workspace(self, name: str) -> None:
+        await self._of_workspace(name).remove_workspace(name)
+        if await self._left_behind(name, self.place(unscoped(name)[0])):
+            await self._at("").remove_workspace(name)
+
+    async def interrupted_workspaces(self) -> Sequence[str]:
+        found: set[str] = set()
+        for one in self._named:
+            with contextlib.suppress(BackendUnavailable):
+                found.update(await self._at(one).interrupted_workspaces())
+        return sorted(found)
+
+    async def clear_workspace(self, name: str, *, recorded: bool) -> None:
+        await self._of_workspace(name).clear_workspace(name, recorded=recorded)
+
+    def _of_workspace(self, name: str) -> KubernetesBackend:
+        return self._at(self.place(unscoped(name)[0]))
+
+    async def _left_behind(self, name: str, place: str) -> bool:
+        """Return whether the claim of a workspace is where its tenant was before it got a namespace
+        of its own.
+        """
+        return place not in ("", self._options.namespace) and await self._at("").has_claim(name)
+
+    async def _check_here(self, name: str, place: str) -> None:
+        """Raise UnsupportedByBackend for a workspace that Pods of this place cannot mount."""
+        if await self._left_behind(name, place):
+            raise UnsupportedByBackend(
+                f"workspace {plain_name(name)} is in the namespace that its tenant had before, and "
+                f"not in {place}",
+                hint="use another workspace, or delete it; "
+                "backends.kubernetes.tenant_namespaces says where a tenant is",
+                workspace=plain_name(name),
+            )
 
     # ---- the same in every namespace
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.kubernetes.kubernetes_options import (
+    ACCESS_MODES,
     AGENT_SANDBOX_USES,
     NETWORK_CHECKS,
     PROGRAMS,
     PULL_POLICIES,
     REACHES,
+    AccessMode,
     AgentSandbox,
     KubernetesOptions,
     NetworkCheck,
     PullPolicy,
     Reach,
+    WorkspaceOptions,
 )
 from sandkasten.daemon.settings.setting_fields import setting
 from sandkasten.daemon.settings.setting_parsers import (
@@ -41,9 +44,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DEFAULT: Final = KubernetesOptions()
+_WORKSPACES: Final = WorkspaceOptions()
 # A Pod must not end before the lease of its sandbox, which begins after its start.
 _MARGIN_S: Final = 300.0
 _LABEL: Final = lazy_pattern.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+_OBJECT: Final = lazy_pattern.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?\Z")
 _VALUE: Final = lazy_pattern.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?\Z")
 _KEY: Final = lazy_pattern.compile(
     r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?\Z"
@@ -58,6 +63,14 @@ def label(name: str, value: object) -> str:
     found = string(name, value)
     if not _LABEL.match(found):
         hint = "write 1 to 63 lower-case letters, digits and -"
+        raise invalid(name, "a name of Kubernetes", value, hint)
+    return found
+
+
+def object_name(name: str, value: object) -> str:
+    found = string(name, value)
+    if not _OBJECT.match(found):
+        hint = "write 1 to 253 lower-case letters, digits, dots and -"
         raise invalid(name, "a name of Kubernetes", value, hint)
     return found
 
@@ -211,6 +224,30 @@ class KubernetesSettings:
         _DEFAULT.agent_sandbox,
         "Whether Pods are made by agent-sandbox: auto (where the cluster has it), never, require.",
     )
+    workspaces: bool = setting(
+        "backends.kubernetes.workspaces.enabled",
+        boolean,
+        False,
+        "Whether named workspaces are kept, as claims; a storage_class or a claim implies it.",
+    )
+    workspace_class: str | None = setting(
+        "backends.kubernetes.workspaces.storage_class",
+        object_name,
+        None,
+        "The StorageClass of these claims; default: the default one of the cluster.",
+    )
+    workspace_access: AccessMode = setting(
+        "backends.kubernetes.workspaces.access_mode",
+        choice(*ACCESS_MODES),
+        _WORKSPACES.access_mode,
+        "ReadWriteOnce (sandboxes that share a workspace run on one node) or ReadWriteMany.",
+    )
+    workspace_claim: str | None = setting(
+        "backends.kubernetes.workspaces.claim",
+        object_name,
+        None,
+        "A claim with ReadWriteMany that exists: each workspace is a directory in it.",
+    )
     runtime_class: str | None = setting(
         "backends.kubernetes.runtime_class",
         label,
@@ -297,6 +334,7 @@ class KubernetesSettings:
             network_policy=self.network_policy,
             network_full=self.network_full,
             agent_sandbox=self.agent_sandbox,
+            workspaces=self._workspaces(),
             runtime_class=self.runtime_class or "",
             node_selector=dict(_pair(one) for one in self.node_selector),
             tolerations=tuple(map(_toleration, self.tolerations)),
@@ -308,6 +346,19 @@ class KubernetesSettings:
             lifetime_s=lifetime_s + _MARGIN_S,
             start_s=self.start_s,
             timeout_s=self.timeout_s,
+        )
+
+    def _workspaces(self) -> WorkspaceOptions | None:
+        if self.workspace_claim and self.workspace_class:
+            raise InvalidConfiguration(
+                "backends.kubernetes.workspaces has a claim and a storage_class",
+                hint="leave one of them out: with a claim, no other claims are made",
+                setting="backends.kubernetes.workspaces.claim",
+            )
+        if not (self.workspaces or self.workspace_claim or self.workspace_class):
+            return None
+        return WorkspaceOptions(
+            self.workspace_class or "", self.workspace_access, self.workspace_claim or ""
         )
 
 

@@ -8,7 +8,7 @@ could disagree with it.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.cleanup import finish
@@ -16,6 +16,7 @@ from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
+    SandkastenError,
     UnsupportedByBackend,
     WorkspaceDamaged,
     WorkspaceNotFound,
@@ -32,7 +33,7 @@ from sandkasten.model.sandbox.workspace import (
     check_size,
     plain_name,
 )
-from sandkasten.ports import KeepsWorkspaces
+from sandkasten.ports import KeepsWorkspaces, MaintainsWorkspaces
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -130,6 +131,8 @@ class WorkspaceClaims:
         """Create a workspace. The caller holds the lock."""
         size = size_bytes if size_bytes is not None else self._rules.default_bytes
         await self.prepare(name)
+        if keeper:
+            await _clear(self._keeper(name, keeper), name, recorded=False)
         return await self.port.create(name, size, self._clock.now(), keeper=keeper)
 
     async def copy(self, source: str, target: str) -> StoredWorkspace:
@@ -140,11 +143,32 @@ class WorkspaceClaims:
             # Files without metadata are not a workspace, so they come first.
             await keeper.copy_workspace(source, target)
         try:
-            return await self.port.copy(source, target, self._clock.now())
+            stored = await self.port.copy(source, target, self._clock.now())
         except BaseException:
             if keeper is not None:
                 await finish(keeper.remove_workspace(target))
             raise
+        if keeper is not None:
+            # The copy is whole: a sweep clears what is left.
+            with suppress(SandkastenError):
+                await finish(_clear(keeper, target, recorded=True))
+        return stored
+
+    async def resize(self, name: str, size_bytes: int) -> None:
+        """Enlarge a workspace. The caller holds the lock."""
+        keeper = await self.keeper_of(name)
+        larger = size_bytes > (await self.port.get(name)).size_bytes
+        if larger and isinstance(keeper, MaintainsWorkspaces):
+            await keeper.resize_workspace(name, size_bytes)
+        await self.port.resize(name, size_bytes)
+
+    async def tidy(self, backend: MaintainsWorkspaces) -> None:
+        """Remove what a crash left of copies and removals; skip what another process works on."""
+        for name in await backend.interrupted_workspaces():
+            with suppress(Busy):
+                async with self.lock(name, wait_s=0):
+                    recorded = name in await self.port.names()
+                    await finish(backend.clear_workspace(name, recorded=recorded))
 
     async def remove(self, name: str) -> None:
         """Remove a workspace. The caller holds the lock."""
@@ -159,12 +183,13 @@ class WorkspaceClaims:
     async def keeper_of(self, name: str) -> KeepsWorkspaces | None:
         """Return the backend that has the files of a workspace; None if they are here."""
         stored = await self.port.get(name)
-        if not stored.keeper:
-            return None
-        backend = self._handles.backend(stored.keeper)
+        return self._keeper(name, stored.keeper) if stored.keeper else None
+
+    def _keeper(self, name: str, keeper: str) -> KeepsWorkspaces:
+        backend = self._handles.backend(keeper)
         if not isinstance(backend, KeepsWorkspaces):
             raise BackendUnavailable(
-                f"workspace {plain_name(name)} is a volume of backend {stored.keeper}, which "
+                f"workspace {plain_name(name)} is a volume of backend {keeper}, which "
                 "keeps no workspaces",
                 hint="start the daemon with the settings that it was made with",
             )
@@ -215,6 +240,11 @@ async def keeper_name(backend: Backend) -> str:
     if isinstance(backend, KeepsWorkspaces) and await backend.keeps_workspaces():
         return backend.name
     return ""
+
+
+async def _clear(keeper: KeepsWorkspaces, name: str, *, recorded: bool) -> None:
+    if isinstance(keeper, MaintainsWorkspaces):
+        await keeper.clear_workspace(name, recorded=recorded)
 
 
 def _unenforced(stored: StoredWorkspace) -> tuple[Unenforced, ...]:

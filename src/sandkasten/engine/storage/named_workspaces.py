@@ -14,6 +14,7 @@ from sandkasten.disk.cleanup import finish as to_the_end
 from sandkasten.engine.lifecycle.tenant_quotas import Need
 from sandkasten.engine.lifecycle.workspace_claims import keeper_name
 from sandkasten.errors import (
+    BackendUnavailable,
     Busy,
     Conflict,
     SandkastenError,
@@ -30,10 +31,11 @@ from sandkasten.model.sandbox.workspace import (
     checked_workspace_name,
     plain_name,
 )
+from sandkasten.ports import MaintainsWorkspaces
 from sandkasten.wire.messages import decode_stats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from sandkasten.engine.drain import Drain
     from sandkasten.engine.handles import Handles
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.workspace import WorkspaceRules
-    from sandkasten.ports import EventSink, Store
+    from sandkasten.ports import Backend, EventSink, Store
 
 _List: TypeAlias = list[Workspace]
 
@@ -174,7 +176,7 @@ class NamedWorkspaces:
                 self._quotas.admitted(tenant, quota, need),
                 self._unused(name, "resized"),
             ):
-                await self._claims.port.resize(name, size)
+                await self._claims.resize(name, size)
         self._emit("workspace.resized", name)
         return await self._get(name)
 
@@ -186,7 +188,7 @@ class NamedWorkspaces:
                 await self._claims.remove(name)
         self._emit("workspace.deleted", name)
 
-    async def tidy(self) -> None:
+    async def tidy(self, backends: Iterable[Backend] = ()) -> None:
         """Remove what a crash left half made or half removed; skip what another process works
         on.
         """
@@ -197,6 +199,10 @@ class NamedWorkspaces:
             with suppress(Busy):
                 async with self._claims.lock(name, wait_s=0):
                     await to_the_end(port.clear(name))
+        for backend in backends:
+            if isinstance(backend, MaintainsWorkspaces):
+                with suppress(BackendUnavailable):
+                    await self._claims.tidy(backend)
 
     @asynccontextmanager
     async def _unused(self, name: str, attempt: str) -> AsyncIterator[None]:

@@ -93,7 +93,7 @@ class Workspace:
     name: str
     kind: VolumeKind | None
     """image: the kernel enforces its size; directory: its size is not enforced; volume: it is a
-    volume of the backend, and its size is not enforced."""
+    volume of the backend, which may not enforce its size."""
     size_bytes: int | None
     created_at: float | None
     used_bytes: int | None = None
@@ -198,9 +198,8 @@ def check_keeper(stored: StoredWorkspace, keeper: str, backend: str) -> None:
             workspace=name,
         )
     raise UnsupportedByBackend(
-        f"workspace {name} is stored on the daemon's machine, which the Docker Engine of backend "
-        f"{backend} does not see",
-        hint="use another workspace: it is made in the Docker Engine",
+        f"workspace {name} is stored on the daemon's machine, which backend {backend} does not see",
+        hint="use another workspace: the backend makes it where it can be used",
         workspace=name,
     )
 

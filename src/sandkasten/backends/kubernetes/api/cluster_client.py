@@ -197,20 +197,21 @@ class ClusterClient:
         return await self._call("GET", await self._path(kind, name))
 
     async def delete(
-        self, kind: str, name: str, *, uid: str = "", grace_s: int | None = None
+        self, kind: str, name: str, *, uid: str = "", version: str = "", grace_s: int | None = None
     ) -> bool:
-        """Ask for the removal. Return False if it is not there, or has another uid than the given
-        one.
+        """Ask for the removal. Return False if it is not there, or has another uid or resource
+        version than the given one.
         """
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
-        if uid:
-            body["preconditions"] = {"uid": uid}
+        given = {"uid": uid, "resourceVersion": version}
+        if uid or version:
+            body["preconditions"] = {name: value for name, value in given.items() if value}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
         try:
             await self._call("DELETE", await self._path(kind, name), body=body)
         except ApiRefused as exc:
-            if exc.not_there or (uid and exc.status == _CONFLICT):
+            if exc.not_there or ((uid or version) and exc.status == _CONFLICT):
                 return False
             raise
         return True
@@ -299,6 +300,13 @@ class ClusterClient:
         return await self._asked(
             access, self._text(session, url, query, await access.headers(), access.server)
         )
+
+    async def events(self, name: str) -> Sequence[tuple[str, str]]:
+        """Return (reason, message) of what happened to objects of this name, oldest first."""
+        query = {"fieldSelector": f"involvedObject.name={name}", "limit": str(_PAGE)}
+        found = (await self._call("GET", await self._path("events"), query=query)).get("items")
+        told = sorted(found or (), key=lambda one: str(one.get("lastTimestamp") or ""))
+        return [(str(one.get("reason")), _printable(str(one.get("message")))) for one in told]
 
     async def aclose(self) -> None:
         """Close the connections, also those of other clients that share them."""

@@ -1,0 +1,228 @@
+"""Named workspaces in a cluster: claims, where a Pod mounts them, and the Pods of our own that copy
+and erase them. Pure.
+
+A workspace has two directories, its files and its home. They are in a claim of its own, or beside
+those of other workspaces in the one claim that the operator names. The kubelet makes a directory
+that is not there, with the mode of the volume's root: it must be one level below that root to get
+the group of the volume (`fsGroup`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.kubernetes import pod_names
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.sandbox.cell_spec import HOME, USER_ID, WORKSPACE
+
+if TYPE_CHECKING:
+    from sandkasten.backends.kubernetes.kubernetes_options import (
+        KubernetesOptions,
+        WorkspaceOptions,
+    )
+
+VOLUME: Final = "kept"
+ERASE, COPY = "erase", "copy"
+_ROOT: Final = "/volume"
+_SOURCE, _TARGET = "/source", "/target"
+_RESOURCES: Final = {
+    "requests": {"cpu": "10m", "memory": "32Mi"},
+    "limits": {"cpu": "1", "memory": "256Mi"},
+}
+# A copy that takes longer is ended by its node.
+_TASK_S: Final = 4 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPlace:
+    """Where the files of a workspace are."""
+
+    claim: str
+    files: str
+    home: str
+
+
+def place(owner: str, workspace: str, options: WorkspaceOptions) -> KeptPlace:
+    key = pod_names.workspace_key(owner, workspace)
+    if options.claim:
+        return KeptPlace(options.claim, f"{key}.files", f"{key}.home")
+    return KeptPlace(key, "files", "home")
+
+
+def claim(
+    owner: str, workspace: str, size: int | str, options: WorkspaceOptions, attempt: str
+) -> dict[str, Any]:
+    """Return the claim of one workspace."""
+    spec: dict[str, Any] = {
+        "accessModes": [options.access_mode],
+        "resources": {"requests": {"storage": str(size)}},
+    }
+    if options.storage_class:
+        spec["storageClassName"] = options.storage_class
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {
+            "name": pod_names.workspace_key(owner, workspace),
+            "labels": pod_names.claim_labels(owner, workspace),
+            "annotations": {pod_names.NAME: workspace, pod_names.ATTEMPT: attempt},
+        },
+        "spec": spec,
+    }
+
+
+def mount(pod: dict[str, Any], owner: str, workspace: str, options: WorkspaceOptions) -> None:
+    """Give the Pod of a sandbox a workspace in place of its own empty directories."""
+    key = pod_names.workspace_key(owner, workspace)
+    at = place(owner, workspace, options)
+    pod["metadata"]["labels"][pod_names.LABEL_CLAIM] = key
+    spec = pod["spec"]
+    spec["securityContext"].update(_group())
+    ours = {WORKSPACE: at.files, HOME: at.home}
+    dropped = set()
+    for container in spec["containers"]:
+        mounts = container["volumeMounts"]
+        dropped |= {one["name"] for one in mounts if one["mountPath"] in ours}
+        container["volumeMounts"] = [
+            {"name": VOLUME, "mountPath": one["mountPath"], "subPath": ours[one["mountPath"]]}
+            if one["mountPath"] in ours
+            else one
+            for one in mounts
+        ]
+    spec["volumes"] = [one for one in spec["volumes"] if one["name"] not in dropped]
+    spec["volumes"].append(_volume(VOLUME, at.claim))
+    if not options.claim and options.access_mode == "ReadWriteOnce":
+        spec["affinity"] = _beside_its_users(key)
+
+
+def erase_task(owner: str, workspace: str, options: KubernetesOptions) -> dict[str, Any]:
+    """Return the Pod that removes the directories of a workspace from the claim of all."""
+    kept = _kept(options)
+    at = place(owner, workspace, kept)
+    containers = [
+        _container(
+            name,
+            options,
+            ["--erase", f"{_ROOT}/{directory}"],
+            [{"name": VOLUME, "mountPath": _ROOT}],
+        )
+        for name, directory in (("files", at.files), ("home", at.home))
+    ]
+    return _task(ERASE, owner, workspace, options, containers, [_volume(VOLUME, at.claim)])
+
+
+def copy_task(owner: str, source: str, target: str, options: KubernetesOptions) -> dict[str, Any]:
+    """Return the Pod that copies a workspace. It marks the target as incomplete while it exists."""
+    kept = _kept(options)
+    old, new = place(owner, source, kept), place(owner, target, kept)
+    volumes = [_volume("source", old.claim)]
+    into = "source"
+    if new.claim != old.claim:
+        into = "target"
+        volumes.append(_volume(into, new.claim))
+    containers = [
+        _container(
+            name,
+            options,
+            ["--copy", _SOURCE, _TARGET],
+            [
+                {"name": "source", "mountPath": _SOURCE, "subPath": one, "readOnly": True},
+                {"name": into, "mountPath": _TARGET, "subPath": other},
+            ],
+        )
+        for name, one, other in (("files", old.files, new.files), ("home", old.home, new.home))
+    ]
+    return _task(COPY, owner, target, options, containers, volumes)
+
+
+def task_name(owner: str, workspace: str, what: str) -> str:
+    return f"{pod_names.workspace_key(owner, workspace)}-{what}"
+
+
+def _task(
+    what: str,
+    owner: str,
+    workspace: str,
+    options: KubernetesOptions,
+    containers: list[dict[str, Any]],
+    volumes: list[dict[str, Any]],
+) -> dict[str, Any]:
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 0,
+        "activeDeadlineSeconds": _TASK_S,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            **_group(),
+        },
+        "tolerations": [dict(one) for one in options.tolerations],
+        "containers": containers,
+        "volumes": volumes,
+    }
+    if options.node_selector:
+        spec["nodeSelector"] = dict(options.node_selector)
+    if options.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": one} for one in options.pull_secrets]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": task_name(owner, workspace, what),
+            "labels": {
+                **pod_names.task_labels(owner, workspace),
+                pod_names.LABEL_NETWORK: "closed",
+            },
+            "annotations": {pod_names.NAME: workspace},
+        },
+        "spec": spec,
+    }
+
+
+def _container(
+    name: str, options: KubernetesOptions, words: list[str], mounts: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": options.runner_image,
+        "imagePullPolicy": options.pull_policy,
+        "command": [f"{options.programs}/sandkasten-runner", *words],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "resources": _RESOURCES,
+        "volumeMounts": mounts,
+    }
+
+
+def _volume(name: str, claim_name: str) -> dict[str, Any]:
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim_name}}
+
+
+def _group() -> dict[str, Any]:
+    # Once: to look at all files of a volume at each start would change their modes, and take long.
+    return {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}
+
+
+def _beside_its_users(key: str) -> dict[str, Any]:
+    """Return the rule that places a Pod on the node of the Pods that have the same workspace. The
+    first one, which only matches itself, may be placed anywhere.
+    """
+    term = {
+        "labelSelector": {"matchLabels": {pod_names.LABEL_CLAIM: key}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def _kept(options: KubernetesOptions) -> WorkspaceOptions:
+    assert options.workspaces is not None
+    return options.workspaces
