@@ -2,6 +2,8 @@
 
 `up` returns when both nodes are ready and leaves a process that holds the cluster; `down` ends it.
 One such cluster per checkout: `build/cluster/running.json` says where it is.
+
+`record` starts another one, records the calls of the backend that unit tests replay, and stops it.
 """
 
 # ruff: noqa: T201  (its output is its product)
@@ -9,12 +11,14 @@ One such cluster per checkout: `build/cluster/running.json` says where it is.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -154,6 +158,17 @@ def _line(found: Any, *words: str) -> None:
     print(f"{found['metadata'].get('namespace', 'node')}/{found['metadata']['name']}", *words)
 
 
+def record() -> int:
+    # Few of the commands need our own package.
+    from tests.cluster import call_recording
+    from tests.kubernetes.recorded import recorded_calls
+
+    with Cluster() as cluster, tempfile.TemporaryDirectory() as place:
+        recorded_calls.write(asyncio.run(call_recording.record(cluster, Path(place))))
+    print(f"written: {recorded_calls.FILE.relative_to(programs.REPOSITORY)}")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -165,6 +180,7 @@ def main() -> int:
     verbs.add_parser("load").add_argument("images", type=Path, nargs="+")
     verbs.add_parser("down")
     verbs.add_parser("status")
+    verbs.add_parser("record")
     asked = parser.parse_args()
     match asked.verb:
         case "up":
@@ -175,6 +191,8 @@ def main() -> int:
             return load([one.absolute() for one in asked.images])
         case "down":
             return down()
+        case "record":
+            return record()
     return status()
 
 

@@ -12,10 +12,8 @@ With `node`, Pods are started by that instead; with `pace`, answers take the tim
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import math
-import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
 
-from sandkasten.linux.programs import Programs
-from tests.patience import PATIENCE_S
+from tests.kubernetes.pod_processes import PodProcesses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,12 +78,15 @@ class FakeCluster:
     """Answered requests by verb and kind, and the bytes of their answers by verb and kind."""
     node: Node | None = None
     pace: Pace | None = None
-    _programs: dict[str, list[subprocess.Popen[bytes]]] = field(default_factory=dict)
+    _processes: PodProcesses = field(init=False)
     _watchers: dict[tuple[str, str], list[asyncio.Queue[Any]]] = field(default_factory=dict)
     _starting: set[asyncio.Task[None]] = field(default_factory=set)
     _version: int = 0
     _runner: web.AppRunner | None = None
     url: str = ""
+
+    def __post_init__(self) -> None:
+        self._processes = PodProcesses(self.place)
 
     async def __aenter__(self) -> FakeCluster:
         app = web.Application(middlewares=[self._guarded])
@@ -113,8 +113,7 @@ class FakeCluster:
     async def __aexit__(self, *_: object) -> None:
         for task in self._starting:
             task.cancel()
-        for name in list(self._programs):
-            await self._stop(name)
+        await self._processes.aclose()
         assert self._runner is not None
         await self._runner.cleanup()
 
@@ -139,8 +138,7 @@ class FakeCluster:
 
     def kill(self, name: str) -> None:
         """End the processes of a Pod, as a node that dies does, without a word."""
-        for one in self._programs.get(name, ()):
-            one.kill()
+        self._processes.kill(name)
 
     def show(self, name: str, **status: Any) -> None:
         """Change the status of a Pod."""
@@ -265,10 +263,8 @@ class FakeCluster:
         self._changed("MODIFIED", kind, name, found)
         if kind == "pods" and self.script.node_away:
             return await self._answer("delete", kind, found)
-        if kind == "pods" and self.node is not None:
-            await self.node.stop(name)
-        elif kind == "pods":
-            await self._stop(name)
+        if kind == "pods":
+            await (self.node or self._processes).stop(name)
         self.objects.pop((kind, name), None)
         self._changed("DELETED", kind, name, found)
         await self._reconcile(name)
@@ -366,33 +362,8 @@ class FakeCluster:
             pod["status"] = self.script.status
             self._changed("MODIFIED", "pods", name, pod)
             return
-        place = self.place / name
-        (place / "keys").mkdir(parents=True)
-        for file, content in self.objects["secrets", name]["data"].items():
-            (place / "keys" / file).write_bytes(base64.b64decode(content))
-        gate = next(one for one in pod["spec"]["containers"] if one["name"] == "gate")
-        programs = Programs.found(None, None)
-        hand_over = place / "hand-over"
-        commands = (
-            [programs.egress, "--gate", gate["command"][2], place / "keys", hand_over, place / "l"],
-            [programs.runner, "--receive", hand_over, "--state-dir", place / "state"],
-        )
-        self._programs[name] = [
-            await asyncio.to_thread(subprocess.Popen, [str(word) for word in one])
-            for one in commands
-        ]
-        running: list[dict[str, Any]] = [
-            {"name": one, "state": {"running": {}}} for one in ("gate", "sandbox")
-        ]
-        pod["status"] = {
-            "phase": "Running", "podIP": "127.0.0.1", "containerStatuses": running,
-        }  # fmt: skip
+        pod["status"] = await self._processes.start(name, pod, self.objects["secrets", name])
         self._changed("MODIFIED", "pods", name, pod)
-
-    async def _stop(self, name: str) -> None:
-        for one in self._programs.pop(name, ()):
-            one.kill()
-            await asyncio.to_thread(one.wait, PATIENCE_S)
 
 
 def _is_in(one: dict[str, Any], request: web.Request) -> bool:

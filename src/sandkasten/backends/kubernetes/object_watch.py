@@ -29,10 +29,10 @@ async def follow(
     """
     name = str(found["metadata"]["name"])
     # One that was found and not made may be as its reader wants it already.
-    what = "FOUND"
+    what, version = "FOUND", _version(found)
     while True:
         yield what, found
-        version = str((found.get("metadata") or {}).get("resourceVersion") or "")
+        too_old = False
         try:
             async with contextlib.aclosing(client.watch(kind, name, version)) as events:
                 async for what, found in events:
@@ -40,14 +40,22 @@ async def follow(
         except ApiRefused as exc:
             if not exc.too_old:
                 raise refusals.translated(exc, f"{kind} cannot be watched") from exc
+            too_old = True
         except BackendUnavailable:
             await asyncio.sleep(_PAUSE_S)
         try:
             what, found = "MODIFIED", await client.get(kind, name)
+            # An object that has not changed since the server forgot its history has a version that
+            # is too old again. From version 0, a watch begins with the object as it is.
+            version = "0" if too_old else _version(found)
         except ApiRefused as exc:
             if not exc.not_there:
                 raise refusals.translated(exc, f"{kind} cannot be looked at") from exc
             what = "DELETED"
+
+
+def _version(found: Mapping[str, Any]) -> str:
+    return str((found.get("metadata") or {}).get("resourceVersion") or "")
 
 
 async def explained(client: ClusterClient, pod: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ library.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
 from copy import copy
@@ -40,6 +41,7 @@ _SAID_CHARS: Final = 300
 _SERVER_FAILS: Final = 500
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _GONE = 401, 403, 404, 409, 410
 _TOO_LARGE, _MANY = 413, 429
+_TOO_LARGE_WORDS: Final = ("request is too large", "message larger than max")
 _PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _WATCH_S: Final = 60
 # The server ends a watch by itself. One that does not is of a server that is gone without a word.
@@ -344,7 +346,8 @@ class ClusterClient:
     ) -> Mapping[str, Any]:
         opened = await self._opened()
         access, session = opened.access, opened.requests
-        sent = None if body is None else json.dumps(body)
+        # Bytes at once could block the event loop, says aiohttp: an environment may be large.
+        sent = None if body is None else io.BytesIO(json.dumps(body).encode())
 
         async def ask() -> Mapping[str, Any]:
             headers = {**await access.headers(), "Accept": accept, "Content-Type": form}
@@ -425,7 +428,7 @@ def _error(status: int, told: Mapping[str, Any], server: str, namespace: str) ->
             hint="renew the token or the certificate in the kubeconfig",
             backend="kubernetes",
         )
-    if status >= _SERVER_FAILS and "request is too large" in message:
+    if status >= _SERVER_FAILS and any(words in message for words in _TOO_LARGE_WORDS):
         # The database of the cluster takes less than the server does.
         return ApiRefused(_TOO_LARGE, "RequestEntityTooLarge", message, namespace)
     if status >= _SERVER_FAILS or status == _MANY:
