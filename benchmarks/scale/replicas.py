@@ -34,6 +34,7 @@ _RECOVERED: Final = b"daemon.recovered"
 _AT_ONCE_EACH: Final = 20
 _MOST_AT_ONCE: Final = 60
 _PATIENCE_S: Final = 1200.0
+_COPIED_AT_ONCE: Final = 1000
 _BUSY, _MOST_REFUSED = 503, 1000
 _CALM_S, _CALM_TRIES, _CALM_STATEMENTS = 2.0, 30, 4
 
@@ -165,7 +166,10 @@ class Replicas:
             (olds[number % len(olds)], str(new_sandbox_id())) for number in range(size - len(olds))
         ]
         await self.cluster.copy(new)
-        await self.database.copy(new)
+        # In parts, and after each the replicas read the new rows, as if they were created.
+        for first in range(0, len(new), _COPIED_AT_ONCE):
+            await self.database.copy(new[first : first + _COPIED_AT_ONCE])
+            await self.calm()
         self.sessions.update((copy, self.sessions[old]) for old, copy in new)
 
     async def _each(self, count: int, work: Callable[[int], Awaitable[None]]) -> None:

@@ -36,7 +36,7 @@ from sandkasten.model.audit_records import AuditHead
 from sandkasten.model.journal_rows import ExecRow, KeyRow, SessionRow
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.store.postgres import postgres_journal
+from sandkasten.store.postgres import postgres_journal, postgres_ledger
 from sandkasten.store.postgres.postgres_database import PostgresDatabase, Refresher
 from sandkasten.store.postgres.postgres_files import PostgresFileStore
 from sandkasten.store.postgres.postgres_journal import PostgresJournal
@@ -340,6 +340,48 @@ async def test_changes_of_another_process_of_the_node_are_listed_at_once(open_po
     assert list(await other.list()) == [first, changed]
     await one.drop(first.id)
     assert list(await other.list()) == [changed]
+
+
+async def test_many_changed_rows_are_read_in_parts(open_postgres, monkeypatch):
+    database = await open_postgres()
+    one, other = PostgresLedger(database, "node_1"), PostgresLedger(database, "node_1")
+    rows = [record(created_at=float(number)) for number in range(5)]
+    for row in rows:
+        await one.put(row)
+    monkeypatch.setattr(postgres_ledger, "_READ_AT_ONCE", 2)
+    fetch, sizes = database.fetch, []
+
+    async def counted(sql, *values):
+        found = await fetch(sql, *values)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(database, "fetch", counted)
+    assert list(await other.list()) == rows
+    assert sizes == [5, 2, 2, 1]
+
+
+async def test_an_old_list_that_is_late_does_not_replace_a_new_one(open_postgres, monkeypatch):
+    database = await open_postgres()
+    ledger = PostgresLedger(database, "node_1")
+    first, second = record(created_at=1.0), record(created_at=2.0)
+    await ledger.put(first)
+    fetch, begun, go_on = database.fetch, asyncio.Event(), asyncio.Event()
+
+    async def held(sql, *values):
+        found = await fetch(sql, *values)
+        if not begun.is_set():
+            begun.set()
+            await go_on.wait()
+        return found
+
+    monkeypatch.setattr(database, "fetch", held)
+    late = asyncio.create_task(ledger.list())
+    await begun.wait()
+    await ledger.put(second)
+    assert list(await ledger.list()) == [first, second]
+    go_on.set()
+    assert list(await late) == [first, second]
 
 
 async def test_the_database_counts_the_sandboxes_of_a_tenant(open_postgres):

@@ -59,6 +59,8 @@ _TALLY = f"""
 SELECT count(*), coalesce(sum(memory_bytes), 0), coalesce(sum(disk_bytes), 0)
 FROM ledger WHERE {_VISIBLE} AND counts_for = $3
 """  # noqa: S608
+# Decoding a row takes 0.15 ms, in which the process does nothing else.
+_READ_AT_ONCE = 500
 _DROP = f"DELETE FROM ledger WHERE {_VISIBLE} AND id = $3 AND {{held}}"  # noqa: S608
 # Locks the lease, so that no other daemon takes it before the write is committed.
 _LEASE = "(SELECT 1 FROM shards WHERE id = {} AND fence = {} AND until > now() FOR SHARE)"
@@ -90,6 +92,9 @@ class PostgresLedger:
         self._owns_database = owns_database
         self._known: dict[str, tuple[str, Record | None]] = {}
         self._listed: Sequence[Record] = ()
+        self._refreshes = 0
+        self._newest = 0
+        """Which refresh the list is of: an older one that is late must not replace it."""
 
     async def put(self, record: Record) -> None:
         await self._write(
@@ -173,6 +178,8 @@ class PostgresLedger:
             await self._database.aclose()
 
     async def _refresh(self) -> None:
+        self._refreshes += 1
+        number = self._refreshes
         versions = await self._database.fetch(_VERSIONS, *self._mine)
         before = self._known
         wanted = {
@@ -180,10 +187,15 @@ class PostgresLedger:
         }
         if not wanted and len(versions) == len(before):
             return
-        read = {}
-        if wanted:
-            found = await self._database.fetch(_ROWS + "AND id = ANY($3)", *self._mine, [*wanted])
-            read = {row["id"]: (row["version"], self._decoded(row)) for row in found}
+        read: dict[str, tuple[str, Record | None]] = {}
+        ids = [row["id"] for row in versions if row["id"] in wanted]
+        for first in range(0, len(ids), _READ_AT_ONCE):
+            some = ids[first : first + _READ_AT_ONCE]
+            found = await self._database.fetch(_ROWS + "AND id = ANY($3)", *self._mine, some)
+            read |= {row["id"]: (row["version"], self._decoded(row)) for row in found}
+        if number < self._newest:
+            return
+        self._newest = number
         # A row that was dropped after its version was read is left out.
         now = {**before, **dict.fromkeys(wanted), **read}
         pairs = ((row["id"], now.get(row["id"])) for row in versions)
