@@ -242,6 +242,22 @@ async def test_a_link_to_a_preview_opens_the_port_at_every_replica(pair):
             pass
 
 
+@pytest.mark.promise("P100")
+async def test_a_session_that_the_cluster_ended_is_lost_at_both_replicas_with_the_reason(pair):
+    path = await pair.create(pair.daemons[0], limits={"workspace_mb": 16})
+    fill = "dd if=/dev/zero of=/workspace/large bs=1048576 count=32; echo written"
+    assert "written" in await pair.run(pair.daemons[0], path, fill)
+    for at in pair.daemons:
+        async with asyncio.timeout(FAR_TOO_LATE_S):
+            # Until the end is noticed, it exists, or cannot be reached.
+            while (told := await ask(pair.http, "GET", at.url + path))[0] != 410:
+                pass
+        error = told[1]
+        assert (error["code"], error["details"]["status"]) == ("SESSION_EXPIRED", "lost")
+        assert 'Usage of EmptyDir volume "workspace"' in error["details"]["reason"]
+    assert await pair.only() == []
+
+
 async def test_the_balancer_skips_a_dead_replica(pair):
     one, other = pair.daemons
     path = await pair.create(one)
