@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,3 +44,15 @@ def test_a_launcher_that_says_nothing_is_an_error(tmp_path: Path) -> None:
     silent = script(tmp_path, "exec sleep 1000")
     with pytest.raises(BackendUnavailable, match="timed out"):
         launcher.launch(silent, {})
+
+
+def test_a_launcher_that_answers_is_waited_for_without_a_free_descriptor(tmp_path: Path) -> None:
+    quick = script(tmp_path, r'echo "{\"pid\": 7, \"shared\": []}"')
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with launcher.StartedLauncher(quick) as started:
+        # Those that are open stay open.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            assert started.launch({}) == launcher.Launched(7)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

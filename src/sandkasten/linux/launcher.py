@@ -171,7 +171,13 @@ def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
     """Wait for the end of a process. `Popen.wait` with a deadline would sleep a millisecond or more
     between two looks.
     """
-    pinned = Pinned(process.pid, os.pidfd_open(process.pid))
+    try:
+        pinned = Pinned(process.pid, os.pidfd_open(process.pid))
+    except OSError:
+        # No descriptor is free. An error would hide the answer: that a sandbox runs now.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(within_s)
+        return process.returncode is not None
     try:
         return pinned.wait(within_s)
     finally:
