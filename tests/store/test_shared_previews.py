@@ -9,12 +9,13 @@ import pytest
 
 from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.engine.clock import SystemClock
-from sandkasten.errors import QuotaExceeded, SessionNotFound
+from sandkasten.errors import BackendUnavailable, QuotaExceeded, SessionNotFound
 from sandkasten.model.access.preview_links import PreviewTarget, SandboxPreviews
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.store.postgres import postgres_previews
+from sandkasten.store.postgres.postgres_database import PostgresDatabase
 from sandkasten.store.postgres.postgres_previews import PostgresPreviews, signing_key
 from tests.api.daemon_in_process import serving
 from tests.loopback_port import free_port
@@ -177,6 +178,65 @@ async def test_revoked_links_and_public_ports_are_counted(replicas, monkeypatch)
     with pytest.raises(QuotaExceeded):
         await ports.publish(PreviewTarget(the_id, 2), None)
     await ports.aclose()
+
+
+@pytest.fixture
+async def impatient_ports(postgres_server, monkeypatch):
+    """Return previews on a database with a short deadline, and what was read from it since."""
+    database = await PostgresDatabase.open(postgres_server.url, schema="test", timeout_s=1.0)
+    ports = await PostgresPreviews.open(database, reload_s=10 * PATIENCE_S)
+    read = []
+    fetch = database.fetch
+
+    async def noted(sql, *values):
+        read.append(values)
+        return await fetch(sql, *values)
+
+    monkeypatch.setattr(database, "fetch", noted)
+    yield ports, read
+    await ports.aclose()
+    await database.aclose()
+
+
+async def test_many_refused_requests_read_the_database_together(impatient_ports):
+    ports, read = impatient_ports
+    ids = [f"sbx_{number:032x}" for number in range(200)]
+    assert not any(await asyncio.gather(*map(ports.reload, ids)))
+    assert len(read) <= 2
+    assert {one for (several,) in read for one in several} == {*ids}
+
+
+async def test_refused_requests_wait_together_for_a_database_that_hangs(
+    impatient_ports, open_postgres
+):
+    ports, read = impatient_ports
+    other = await open_postgres()
+    async with other.transaction() as connection:
+        await connection.execute("LOCK TABLE previews IN ACCESS EXCLUSIVE MODE")
+        found = await asyncio.gather(
+            *(ports.reload("x") for _ in range(50)), return_exceptions=True
+        )
+    assert {type(one) for one in found} == {BackendUnavailable}
+    assert len(read) <= 2
+    assert not await ports.reload("x")
+
+
+async def test_guesses_of_sandboxes_leave_the_database_to_others(daemons, replicas):
+    daemon, other = daemons[0], replicas[1].shared.database
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND query LIKE '%FROM ledger%'"
+    )
+    async with other.transaction() as connection:
+        await connection.execute("LOCK TABLE ledger IN ACCESS EXCLUSIVE MODE")
+        sites = [Site(f"sbx_{number:032x}", 80) for number in range(30)]
+        guesses = [asyncio.create_task(site.get(daemon)) for site in sites]
+        async with eventually():
+            while not (await other.fetch(waiting))[0][0]:
+                pass
+        assert await replicas[0].shared.database.fetch("SELECT 1")
+        assert (await other.fetch(waiting))[0][0] <= 2
+    assert {answer.status for answer in await asyncio.gather(*guesses)} == {404}
 
 
 async def test_daemons_agree_on_a_signing_key(open_postgres):

@@ -28,7 +28,7 @@ from sandkasten.engine.lifecycle.reaper import Reaper
 from sandkasten.engine.lifecycle.recovery import Recovery
 from sandkasten.engine.lifecycle.sandbox_info import process_of
 from sandkasten.engine.lifecycle.sandbox_updates import SandboxUpdates
-from sandkasten.engine.lifecycle.sandboxes import Sandboxes
+from sandkasten.engine.lifecycle.sandboxes import Sandboxes, Turn
 from sandkasten.engine.lifecycle.session_list import MOST, SessionList, SessionPage
 from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
 from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
@@ -323,9 +323,9 @@ class Engine:
         """Return the number of sandboxes by state and backend, without checking them."""
         return await self._listing.census()
 
-    async def owner(self, sandbox_id: SandboxId) -> str:
-        """Return the tenant of a sandbox. Raise SessionNotFound."""
-        return await self._sandboxes.owner(sandbox_id)
+    async def owner(self, sandbox_id: SandboxId, turn: Turn | None = None) -> str:
+        """Return the tenant of a sandbox. Raise SessionNotFound. `turn`: held while it is read."""
+        return await self._sandboxes.owner(sandbox_id, turn)
 
     def max_stored_bytes(
         self, tenant: str, quota: TenantQuota | None

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("sandkasten.api")
 ROUTE: Final = "preview"
 _POLICY_VIOLATION: Final = 1008
+# Sandboxes that are looked up at once: every client can guess names, and a database has a limited
+# number of connections, which requests with a key need.
+_LOOKUPS: Final = 2
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -66,6 +69,7 @@ class PreviewApp:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._lookups = asyncio.Semaphore(_LOOKUPS)
 
     def covers(self, name: str) -> bool:
         """Return whether a host name belongs to previews, and so to no API route."""
@@ -138,7 +142,7 @@ class PreviewApp:
         target = preview_target(name, domain)
         return Entry(
             target=target,
-            owner=await self._server.engine.owner(target.sandbox_id),
+            owner=await self._server.engine.owner(target.sandbox_id, self._lookups),
             method=method,
             headers=headers,
             cookies=cookies_of(scope["headers"], tls=_uses_tls(scope)),

@@ -8,7 +8,13 @@ leftovers. A create that fails or is cancelled removes what it made before it ra
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -78,6 +84,8 @@ LOCK_WAIT_S = CREATE_TIMEOUT_S + DESTROY_TIMEOUT_S
 LEASE_TIMEOUT_S = 10.0
 # An answer takes a tenth of a millisecond; after this time creating another is faster.
 CLAIM_TIMEOUT_S = 1.0
+Turn = AbstractAsyncContextManager[object]
+"""What a caller holds while it uses something that has few places."""
 
 
 class Sandboxes:
@@ -227,10 +235,16 @@ class Sandboxes:
             return info
         return replace(info, cwd=await self._handles.directory(record.id) or info.cwd)
 
-    async def owner(self, the_id: SandboxId) -> str:
-        """Return the tenant of a sandbox. Raise SessionNotFound."""
+    async def owner(self, the_id: SandboxId, turn: Turn | None = None) -> str:
+        """Return the tenant of a sandbox. Raise SessionNotFound. `turn`: held while the ledger is
+        read.
+        """
         handle = self._handles.peek(the_id)
-        record = handle.record if handle is not None else await self._store.get(the_id)
+        if handle is not None:
+            record: Record | None = handle.record
+        else:
+            async with turn or nullcontext():
+                record = await self._store.get(the_id)
         if record is None or record.hidden:
             raise _unknown(the_id)
         return record.tenant

@@ -4,6 +4,7 @@ A copy in memory answers requests, so that previews go on while the database is 
 change is committed before it is acknowledged, and works here from then on. The database notifies
 other daemons; if a notification is lost, they read all rows again within `RELOAD_S`. A request that
 would be refused reads the row of its sandbox first (`reload`), so a link works everywhere at once.
+Every client can cause such requests: those that wait are read together, by one statement at a time.
 A row is removed together with that of its sandbox in the ledger.
 """
 
@@ -15,7 +16,7 @@ import secrets
 from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import QuotaExceeded, SessionNotFound
+from sandkasten.errors import BackendUnavailable, QuotaExceeded, SessionNotFound
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.preview_links import SandboxPreviews
 from sandkasten.store.postgres.postgres_database import RELOAD_S, Refresher
@@ -52,6 +53,15 @@ class _Row:
 _NOTHING: Final = _Row()
 
 
+@dataclass(slots=True)
+class _Reload:
+    """Rows that are read by one statement, for all requests that wait for it."""
+
+    sandbox_ids: set[str] = field(default_factory=set)
+    is_done: bool = False
+    failure: BackendUnavailable | None = None
+
+
 class PostgresPreviews:
     """Create with `open`."""
 
@@ -62,6 +72,7 @@ class PostgresPreviews:
         self._changes = 0
         self._changed_elsewhere: set[str] = set()
         self._loading = asyncio.Lock()
+        self._next_reload = _Reload()
         # Before the refresher, which is woken by the same notice.
         database.subscribe(_TOPIC, self._note)
         self._refresher = Refresher(database, _TOPIC, self._refresh, reload_s)
@@ -143,8 +154,25 @@ class PostgresPreviews:
     async def reload(self, sandbox_id: str) -> bool:
         """Read what other daemons have changed; return whether anything is different."""
         before = self._row(sandbox_id)
-        await self._load([sandbox_id])
+        shared = self._next_reload
+        shared.sandbox_ids.add(sandbox_id)
+        async with self._loading:
+            if not shared.is_done:
+                # The first that has its turn reads for all; who comes from now on waits for the
+                # next statement, which sees later changes.
+                self._next_reload = _Reload()
+                await self._read_shared(shared)
+        if shared.failure is not None:
+            raise _copy(shared.failure)
         return self._row(sandbox_id) != before
+
+    async def _read_shared(self, shared: _Reload) -> None:
+        try:
+            await self._read([*shared.sandbox_ids])
+        except BackendUnavailable as exc:
+            # Of all: one after the other would wait for as long.
+            shared.failure = exc
+        shared.is_done = True
 
     def _row(self, sandbox_id: str) -> _Row:
         return self._rows.get(sandbox_id, _NOTHING)
@@ -187,21 +215,24 @@ class PostgresPreviews:
 
     async def _load(self, sandbox_ids: Sequence[str] | None) -> None:
         """Read the rows of these sandboxes; None: of all."""
-        # One after the other, or an older answer that is late opens what was closed.
         async with self._loading:
-            while True:
-                changes = self._changes
-                found = await self._database.fetch(_READ, sandbox_ids)
-                if changes == self._changes:
-                    break
-                # Otherwise a row was changed here meanwhile, and `found` may be older: read again.
-            rows = {one["sandbox_id"]: _decoded(one["row"]) for one in found}
-            if sandbox_ids is None:
-                self._rows = rows
-                return
-            for one in sandbox_ids:
-                self._rows.pop(one, None)
-            self._rows.update(rows)
+            await self._read(sandbox_ids)
+
+    async def _read(self, sandbox_ids: Sequence[str] | None) -> None:
+        """The caller holds `_loading`: an older answer that is late would open what was closed."""
+        while True:
+            changes = self._changes
+            found = await self._database.fetch(_READ, sandbox_ids)
+            if changes == self._changes:
+                break
+            # Otherwise a row was changed here meanwhile, and `found` may be older: read again.
+        rows = {one["sandbox_id"]: _decoded(one["row"]) for one in found}
+        if sandbox_ids is None:
+            self._rows = rows
+            return
+        for one in sandbox_ids:
+            self._rows.pop(one, None)
+        self._rows.update(rows)
 
 
 async def signing_key(database: PostgresDatabase, name: str) -> bytes:
@@ -213,6 +244,11 @@ async def signing_key(database: PostgresDatabase, name: str) -> bytes:
     )
     found = await database.fetch("SELECT key FROM signing_keys WHERE name = $1", name)
     return bytes(found[0]["key"])
+
+
+def _copy(error: BackendUnavailable) -> BackendUnavailable:
+    """Copy the error: one that is raised in several tasks would collect their tracebacks."""
+    return BackendUnavailable(error.message, hint=error.hint, **error.details)
 
 
 def _decoded(text: str) -> _Row:
