@@ -25,6 +25,7 @@ from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.cluster import volume_provisioner
+from tests.cluster.installation import manifests
 from tests.cluster.replicas import replicas
 from tests.cluster.volume_provisioner import CLASS, VolumeProvisioner
 from tests.daemon.process import ask
@@ -68,8 +69,10 @@ async def opened(
     data = tmp_path / "data"
 
     @asynccontextmanager
-    async def open_one(**workspaces: str) -> AsyncIterator[Engine]:
+    async def open_one(kubeconfig: str = "", **workspaces: str) -> AsyncIterator[Engine]:
         environ = _environment(cluster_with_images, **workspaces)
+        if kubeconfig:
+            environ["SANDKASTEN_KUBERNETES_KUBECONFIG"] = kubeconfig
         found = await open_engine(load({"data_dir": str(data)}, environ, tmp_path))
         try:
             yield found
@@ -288,6 +291,48 @@ async def test_a_missing_claim_of_the_operator_is_named(opened: Callable[..., An
             await sand.create(_wanted("notes"))
         assert "backends.kubernetes.workspaces.claim" in raised.value.hint
         # Nothing can be erased there; its record goes with the data directory.
+
+
+async def test_the_role_of_the_manifests_is_enough(
+    opened: Callable[..., Any], cluster_with_images: Cluster, tmp_path: Path
+):
+    limited = await asyncio.to_thread(_limited_kubeconfig, cluster_with_images, tmp_path)
+    async with opened(storage_class=CLASS, kubeconfig=limited) as sand:
+        made = await sand.create(_wanted("notes"))
+        await _sh(sand, made.id, MAKE_FILES)
+        await sand.destroy(made.id)
+        await sand.workspaces.copy("notes", "other")
+        await sand.workspaces.resize("other", 2000)
+        for name in ("notes", "other"):
+            await sand.workspaces.delete(name)
+        await sand.sweep()
+    async with opened(storage_class="missing", start_s="8", kubeconfig=limited) as sand:
+        with pytest.raises(BackendUnavailable, match='"missing" not found'):
+            await sand.create(_wanted("notes"))
+        await sand.workspaces.delete("notes")
+
+
+def _limited_kubeconfig(cluster: Cluster, place: Path) -> str:
+    """Return credentials with the rights of deploy/kubernetes, in the default namespace."""
+    api, name = cluster.api, f"limited-{secrets.token_hex(4)}"
+    accounts = "/api/v1/namespaces/default/serviceaccounts"
+    api.ask("POST", accounts, {"metadata": {"name": name}})
+    rules = [
+        rule for one in manifests("workspaces") if one["kind"] == "Role" for rule in one["rules"]
+    ]
+    rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+    api.ask("POST", f"{rbac}/roles", {"metadata": {"name": name}, "rules": rules})
+    binding = {
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "default"}],
+    }
+    api.ask("POST", f"{rbac}/rolebindings", binding)
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = api.ask("POST", f"{accounts}/{name}/token", request)["status"]["token"]
+    file = place / "limited.kubeconfig"
+    cluster.write_kubeconfig(file, token)
+    return str(file)
 
 
 async def test_without_the_setting_workspaces_are_refused_and_nothing_is_made(

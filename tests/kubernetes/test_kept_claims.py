@@ -32,9 +32,9 @@ SPEC = CellSpec(
 KEPT = WorkspaceOptions()
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
-    async with FakeCluster(tmp_path) as made:
+@pytest.fixture(params=[False, True], ids=["pods", "agent-sandbox"])
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FakeCluster]:
+    async with FakeCluster(tmp_path, agent_sandbox=request.param) as made:
         yield made
 
 
@@ -82,6 +82,14 @@ def test_workspaces_of_tenants_and_installations_have_different_names():
     assert labels[0] == "notes"
     assert len(set(labels)) == len(kept)
     assert all(len(one) <= 63 and "@" not in one for one in labels)
+
+
+def test_a_claim_that_waits_for_its_pod_is_not_the_reason():
+    waits = ("WaitForFirstConsumer", "waiting for first consumer to be created before binding")
+    failed = ("ProvisioningFailed", "no\nspace left")
+    assert kept_claims.why_unbound([waits]) is None
+    assert kept_claims.why_unbound([waits, failed, waits]) == "no space left"
+    assert kept_claims.why_unbound([]) == ""
 
 
 async def test_a_claim_is_made_once_and_used_again(

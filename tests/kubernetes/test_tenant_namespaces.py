@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.backends.kubernetes import entry_keys, pod_manifest
-from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions, WorkspaceOptions
 from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
 from sandkasten.daemon.backend_registry import read_kubeconfig
 from sandkasten.daemon.settings.resolver import load
@@ -17,11 +17,12 @@ from sandkasten.errors import (
     InvalidConfiguration,
     QuotaExceeded,
     SandboxLost,
+    UnsupportedByBackend,
 )
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.pool.pool_kinds import kind_digest, pooled_spec
-from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.cell_spec import CellSpec, Volume
 from sandkasten.wire.channel import Channel
 from tests.kubernetes.fake_cluster import FakeCluster
 from tests.loopback_port import free_port
@@ -239,6 +240,31 @@ async def test_sandboxes_of_a_namespace_without_name_and_rights_are_lost(
         with pytest.raises(BackendUnavailable):
             await later.attach(sandbox_id)
         cluster.script.away = False
+
+
+@pytest.mark.promise("P110")
+async def test_a_workspace_is_in_the_namespace_of_its_tenant(opened: Opened, cluster: FakeCluster):
+    kept = WorkspaceOptions()
+    spec = replace(SPEC, workspace=Volume("notes@acme", "volume"))
+    before = opened(tenant_namespaces={}, workspaces=kept)
+    await (await before.create(new_sandbox_id(), replace(spec, place=""))).destroy()
+    assert namespaces(cluster) == {OURS}
+    # The tenant gets a namespace of its own, from which no Pod can mount the claim.
+    backend = opened(workspaces=kept)
+    for refused in (
+        backend.create(new_sandbox_id(), replace(spec, place=ACME)),
+        backend.copy_workspace("notes@acme", "other@acme"),
+        backend.resize_workspace("notes@acme", 1 << 30),
+    ):
+        with pytest.raises(UnsupportedByBackend, match="notes is in the namespace that its tenant"):
+            await refused
+    await backend.remove_workspace("notes@acme")
+    assert cluster.objects == {}
+    await (await backend.create(new_sandbox_id(), replace(spec, place=ACME))).destroy()
+    assert namespaces(cluster) == {ACME}
+    assert await backend.interrupted_workspaces() == []
+    await backend.remove_workspace("notes@acme")
+    assert cluster.objects == {}
 
 
 async def test_doctor_names_the_namespace_where_rights_are_missing(

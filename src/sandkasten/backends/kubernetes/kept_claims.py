@@ -41,6 +41,7 @@ NEEDED: Final = (
     *((verb, CLAIMS, "") for verb in ("create", "get", "watch", "patch", "delete")),
     ("list", "events", ""),
 )
+_WAITING: Final = ("WaitForFirstConsumer", "WaitForPodScheduled")
 _REMOVED_S: Final = 20.0
 _ATTEMPT_BYTES: Final = 8
 _SAID_CHARS: Final = 300
@@ -93,8 +94,8 @@ class KeptClaims:
                 name = pod_names.workspace_key(owner, workspace)
                 found = await self._client.get(CLAIMS, name)
                 if not _bound(found):
-                    told = _newest(await self._client.events(name))
-                    return refusals.no_volume(workspace, name, told)
+                    told = why_unbound(await self._client.events(name))
+                    return None if told is None else refusals.no_volume(workspace, name, told)
             elif told := pod_status.missing_claim(pod):
                 return refusals.no_claim(workspace, self.options.claim, told)
             scheduled = pod_status.condition(pod, "PodScheduled") or {}
@@ -336,6 +337,14 @@ def _bound(claim: Mapping[str, Any]) -> bool:
 
 def _kind(one: Mapping[str, Any]) -> object:
     return ((one.get("metadata") or {}).get("labels") or {}).get(pod_names.LABEL)
+
+
+def why_unbound(events: Sequence[tuple[str, str]]) -> str | None:
+    """Return what a cluster says of a claim without a volume; None if the claim only waits for its
+    Pod to be placed.
+    """
+    failed = [one for one in events if one[0] not in _WAITING]
+    return None if events and not failed else _newest(failed)
 
 
 def _newest(events: Sequence[tuple[str, str]]) -> str:
