@@ -192,6 +192,23 @@ async def sleeping(box: Box) -> int:
     return sum(1 for process in listed if process["cmdline"][:2] == ["sleep", "1000"])
 
 
+@each("way", ["deadline", "kill", "close"])
+async def test_a_shell_whose_command_ignores_signals_can_be_ended(box: Box, way: str):
+    ends = {"deadline_ms": 150, "grace_ms": 150} if way == "deadline" else {}
+    # It is the shell itself that ignores them.
+    exec_id = await box.begin("trap '' TERM INT HUP; echo set; sleep 1000; sleep 1000", **ends)
+    if way != "deadline":
+        await box.prints(exec_id, b"set")
+        await box.ask("exec.signal", exec_id=exec_id, signal=2)
+    if way == "kill":
+        await box.ask("exec.signal", exec_id=exec_id, signal=9)
+    if way == "close":
+        await box.ask("shell.close", name="default")
+    assert (await box.wait(exec_id)).ended
+    await eventually(lambda: sleeping(box), 0)
+    assert (await box.run("echo there")).stdout == b"there\n"
+
+
 async def test_closing_an_unknown_shell_is_not_found(box: Box):
     with pytest.raises(NotFound):
         await box.ask("shell.close", name="never")
