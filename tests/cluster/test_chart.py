@@ -181,6 +181,12 @@ def test_a_network_for_sandboxes_adds_its_policy(helm: Callable[..., str]) -> No
     assert found["NetworkPolicy", "sandkasten-full", TENANT] == wanted
 
 
+def test_one_claim_for_all_workspaces_needs_no_further_rights(helm: Callable[..., str]) -> None:
+    settings = {"backends": {"kubernetes": {"workspaces": {"enabled": True, "claim": "all"}}}}
+    found = _by_name(_rendered(helm, {"settings": settings}))
+    assert [name for kind, name in found if kind == "Role"] == ["sandkasten"]
+
+
 def test_names_and_settings_follow_the_values(helm: Callable[..., str]) -> None:
     values = {
         "image": {"repository": "registry.example.org/box", "tag": "7"},

@@ -47,6 +47,8 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+# Replicas sweep every 60 s.
+_SWEPT_S = 180.0
 MAKE_FILES = """
 echo one >a; echo two >~/b; mkdir -m 700 d; echo three >d/c; chmod 640 d/c; ln -s /usr/bin/x link
 """
@@ -400,6 +402,33 @@ async def test_a_workspace_whose_replica_is_killed_is_used_by_the_other(pair, ap
     await pair.ask(other, "DELETE", path)
     for name in ("notes", "w"):
         await pair.ask(one, "DELETE", f"/v1/workspaces/{name}")
+
+
+async def test_a_copy_whose_replica_is_killed_leaves_nothing(pair, api):
+    one, other = pair.daemons
+    path = await pair.create(one, workspace_id="notes")
+    await pair.run(one, path, "head -c 100000000 /dev/zero >file")
+    await pair.ask(one, "DELETE", path)
+    copied = f"{one.url}/v1/workspaces/notes/copy"
+    copying = asyncio.create_task(ask(pair.http, "POST", copied, {"name": "copy"}))
+    tasks = "sandkasten=workspace-task"
+    async with asyncio.timeout(FAR_TOO_LATE_S):
+        while len(await asyncio.to_thread(_claims, api)) != 2:
+            assert not copying.done(), await copying
+    await one.kill()
+    await asyncio.gather(copying, return_exceptions=True)
+    assert (await ask(pair.http, "GET", f"{other.url}/v1/workspaces/copy"))[0] == 404
+    # The other replica sweeps.
+    async with asyncio.timeout(_SWEPT_S):
+        while True:
+            if len(await asyncio.to_thread(_claims, api)) == 1 and not api.pods(tasks):
+                break
+            await asyncio.sleep(0.5)
+    await one.start()
+    made = await pair.ask(one, "POST", "/v1/workspaces/notes/copy", {"name": "copy"})
+    assert made["name"] == "copy"
+    for name in ("notes", "copy"):
+        await pair.ask(other, "DELETE", f"/v1/workspaces/{name}")
 
 
 def _claims(api: KubeApi) -> list[Any]:
