@@ -239,3 +239,37 @@ def test_generated_keys_sort_by_age_and_older_formats_are_read():
 def test_an_invalid_key_is_refused(key):
     with pytest.raises(InvalidRequest):
         file_key(key)
+
+
+async def test_uploads_at_once_take_no_more_than_the_tenant_may_have(store, kept):
+    store.rules = FileRules(max_total_bytes=1000)
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow():
+        yield b"a" * 600
+        arrived.set()
+        await go_on.wait()
+
+    first = asyncio.create_task(store.put("t", "first", slow()))
+    await arrived.wait()
+    with pytest.raises(QuotaExceeded):
+        await store.put("t", "second", pieces(b"b" * 300, b"b" * 300))
+    await store.put("t", "small", pieces(b"c" * 400))
+    await store.put("other", "second", pieces(b"b" * 600))
+    go_on.set()
+    await first
+    assert await store.usage("t") == 1000
+
+
+async def test_files_that_are_replaced_again_and_again_take_little_space(store):
+    store.rules = FileRules(max_total_bytes=1000)
+    for number in range(20):
+        await store.put("t", "k", pieces(bytes([number]) * 900), overwrite=True)
+        await store.put("t", "gone", pieces(bytes([number]) * 100))
+        await store.delete("t", "gone")
+    await store.put("other", "k", pieces(b"x" * 900))
+    if not isinstance(store, DiskFileStore):
+        assert len(await store._database.fetch("SELECT 1 FROM contents")) <= 6
+        if store._bucket is not None:
+            assert len(await contents_in(store._bucket)) <= 6
+    assert await whole(store, "t", "k") == bytes([19]) * 900

@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -42,7 +42,7 @@ from sandkasten.store.content_files import Arrived, Content, pieces
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sandkasten.ports import Clock, MaxStoredBytes
@@ -55,6 +55,37 @@ _COLUMNS: Final = "key, tenant, size_bytes, content_type, sha256, created_at, ex
 _PRUNE_AT_ONCE: Final = 500
 
 
+class UnfinishedUploads:
+    """The bytes of uploads that are arriving at this daemon, by tenant: several at once count
+    together.
+    """
+
+    def __init__(self) -> None:
+        self._by_tenant: dict[str, dict[object, int]] = {}
+
+    @contextmanager
+    def checked(
+        self, tenant: str, check: Callable[[int, int], None]
+    ) -> Iterator[Callable[[int], None]]:
+        """Yield a function for the size of one upload so far. It calls `check` with the bytes of
+        the tenant's other uploads and with this size.
+        """
+        mine = object()
+        sizes = self._by_tenant.setdefault(tenant, {})
+        sizes[mine] = 0
+
+        def grown(size: int) -> None:
+            check(sum(sizes.values()) - sizes[mine], size)
+            sizes[mine] = size
+
+        try:
+            yield grown
+        finally:
+            del sizes[mine]
+            if not sizes:
+                del self._by_tenant[tenant]
+
+
 class DiskFileStore:
     """Stored files. Create with `open`."""
 
@@ -63,6 +94,7 @@ class DiskFileStore:
         self._content = Content(root)
         self._database = database
         self._clock = clock
+        self._uploads = UnfinishedUploads()
 
     @classmethod
     async def open(
@@ -235,12 +267,13 @@ class DiskFileStore:
     ) -> Arrived:
         used = await self._database.read(lambda connection: _used(connection, tenant, without=key))
 
-        def allowed(size: int) -> None:
-            check_size(used, size, self.rules, limit)
+        def check(others: int, size: int) -> None:
+            check_size(used + others, size, self.rules, limit)
 
         if expected is not None:
-            allowed(expected)
-        return await self._content.receive(data, allowed)
+            check(0, expected)
+        with self._uploads.checked(tenant, check) as allowed:
+            return await self._content.receive(data, allowed)
 
     def _insert(
         self,

@@ -1,10 +1,11 @@
 """Stored files in PostgreSQL, shared by all daemons. Implements `ports.FileStore`.
 
-Content is written in pieces before the row that refers to it is committed, so a row never refers
-to incomplete content. Content that was replaced or deleted is kept for `READERS_S`, so that
-requests that read it can finish. Content without a row after `ARRIVAL_S` was left by a crash.
-`prune` removes both. The pieces are rows of the database and part of its backups, or objects in a
-bucket if there is one and the file is not small (`bucket_contents.py`).
+Content is written in pieces before the row that refers to it is committed, so a row never refers to
+incomplete content. Content that was replaced or deleted is kept for `READERS_S`, so that requests
+that read it can finish, unless it is more than files of its tenant may have. Content without a row
+after `ARRIVAL_S` was left by a crash. `prune` removes both. The pieces are rows of the database and
+part of its backups, or objects in a bucket if there is one and the file is not small
+(`bucket_contents.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from sandkasten.model.files.file_store_rules import (
 from sandkasten.model.journal_rows import StoredFile
 from sandkasten.store.bucket.bucket_options import OBJECT_BYTES
 from sandkasten.store.file_store import (
+    UnfinishedUploads,
     check_digest,
     check_size,
     check_total,
@@ -78,6 +80,7 @@ class PostgresFileStore:
         self._bucket = bucket
         self._database = database
         self._clock = clock
+        self._uploads = UnfinishedUploads()
 
     async def put(
         self,
@@ -107,14 +110,16 @@ class PostgresFileStore:
             pass
         used = await self._used(tenant, without=key)
 
-        def allowed(size: int) -> None:
-            check_size(used, size, self.rules, limit)
+        def check(others: int, size: int) -> None:
+            check_size(used + others, size, self.rules, limit)
 
         if expect_bytes is not None:
-            allowed(expect_bytes)
+            check(0, expect_bytes)
+        await self._bound_removed(tenant)
         content = f"c_{secrets.token_hex(16)}"
         try:
-            arrived = await self._receive(content, data, allowed)
+            with self._uploads.checked(tenant, check) as allowed:
+                arrived = await self._receive(content, tenant, data, allowed)
             check_digest(arrived.digest, expect_sha256)
             row = StoredFile(
                 key=key,
@@ -221,6 +226,26 @@ class PostgresFileStore:
             await self._bucket.sweep()
         return gone
 
+    async def _bound_removed(self, tenant: str) -> None:
+        """Remove the tenant's content without a file now, if it is more than files of a tenant may
+        have. Otherwise one that replaces its files again and again fills the disk within
+        `READERS_S`; the price is that readers of a removed file may see an error.
+        """
+        found = await self._database.fetch_one(_REMOVED, tenant)
+        if found is None or int(found["total"]) <= self.rules.max_total_bytes:
+            return
+        await self._database.execute(
+            "DELETE FROM contents WHERE tenant = $1 AND dropped_at IS NOT NULL"
+            " AND location IS NULL"
+            " AND NOT EXISTS (SELECT 1 FROM files WHERE content_id = contents.id)",
+            tenant,
+        )
+        if self._bucket is not None:
+            try:
+                await self._bucket.collect_of(tenant)
+            except SandkastenError as exc:
+                log.warning("files.uncollected", extra={"sandkasten": {"trouble": exc.code}})
+
     def _bucket_at(self, location: str) -> BucketContents:
         if self._bucket is None or self._bucket.location != location:
             here = "none" if self._bucket is None else self._bucket.location
@@ -247,13 +272,19 @@ class PostgresFileStore:
         return 0 if found is None else int(found["total"])
 
     async def _receive(
-        self, content: str, data: AsyncIterable[bytes], allowed: Callable[[int], None]
+        self,
+        content: str,
+        tenant: str,
+        data: AsyncIterable[bytes],
+        allowed: Callable[[int], None],
     ) -> _ArrivedContent:
         hashing = hashlib.sha256()
         size = stored = 0
         waiting = bytearray()
         bucket, unit, store = self._bucket, _PIECE, self._store
-        await self._database.execute("INSERT INTO contents (id) VALUES ($1)", content)
+        await self._database.execute(
+            "INSERT INTO contents (id, tenant) VALUES ($1, $2)", content, tenant
+        )
         async for piece in data:
             size += len(piece)
             allowed(size)
@@ -311,6 +342,9 @@ class PostgresFileStore:
             used = int(await connection.fetchval(_USED, row.tenant, None))
             check_total(used, row.size_bytes, self.rules, limit)
             await connection.execute(
+                "UPDATE contents SET size_bytes = $2 WHERE id = $1", arrived.id, row.size_bytes
+            )
+            await connection.execute(
                 f"INSERT INTO files ({_COLUMNS}, content_id)"  # noqa: S608
                 " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
                 row.key,
@@ -360,6 +394,10 @@ class PostgresFileStore:
 _USED = """
 SELECT coalesce(sum(size_bytes), 0)::bigint AS total FROM files
 WHERE tenant = $1 AND key IS DISTINCT FROM $2
+"""
+_REMOVED = """
+SELECT coalesce(sum(size_bytes), 0)::bigint AS total FROM contents
+WHERE tenant = $1 AND dropped_at IS NOT NULL
 """
 _STILL_KEPT = "SELECT 1 FROM contents WHERE id = $1 AND dropped_at IS NULL FOR KEY SHARE"
 
