@@ -14,7 +14,13 @@ from sandkasten.errors import InvalidRequest, QuotaExceeded, SandboxLost, Sessio
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.images.resolved_image import Image
-from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules, kind_digest, parse_pool_kind
+from sandkasten.model.pool.pool_kinds import (
+    LIFETIME_S,
+    PoolKind,
+    PoolRules,
+    kind_digest,
+    parse_pool_kind,
+)
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
@@ -603,6 +609,22 @@ async def test_a_daemon_keeps_listed_kinds_ready_from_its_start():
 
     await until(refilled)
     await world.engine.destroy(first.id)
+    await world.engine.aclose()
+    assert await world.left() == ([], [])
+
+
+async def test_a_listed_sandbox_that_nothing_claimed_for_its_lifetime_is_replaced():
+    world = World(pool=PoolRules(idle_s=2.0, kinds=(PoolKind(SandboxOptions()),)))
+    await world.engine.recover()
+    await until(lambda: ready(world, 1))
+    (old,) = await rows(world)
+    world.clock.ahead_s += LIFETIME_S / 2
+    await world.engine.sweep()
+    assert await rows(world) == [old]
+    world.clock.ahead_s += LIFETIME_S
+    await world.engine.sweep()
+    assert old not in await rows(world)
+    await until(lambda: ready(world, 1))
     await world.engine.aclose()
     assert await world.left() == ([], [])
 

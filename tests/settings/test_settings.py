@@ -13,6 +13,7 @@ from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.settings.setting_fields import Origin
 from sandkasten.daemon.settings.setting_parsers import seconds
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.pool.pool_kinds import LIFETIME_S
 
 pytestmark = pytest.mark.anyio
 
@@ -89,6 +90,14 @@ async def test_every_environment_spelling_is_understood(tmp_path, variable, text
 async def test_the_canonical_name_overrides_the_older_one(tmp_path):
     env = {"SANDKASTEN_DATA_DIR": "/new", "STATION_SANDBOX_DIR": "/old"}
     assert str(load({}, env, tmp_path).data_dir) == "/new"
+
+
+async def test_a_pod_that_was_long_ready_has_the_whole_lifetime_of_a_session_left(tmp_path):
+    listed = load({}, {"SANDKASTEN_POOL_KINDS": "python ready=1"}, tmp_path)
+    assert listed.kubernetes.lifetime_s > listed.policy.lifetime_s + LIFETIME_S
+    # Demand keeps one ready for a minute only.
+    plain = load({}, {}, tmp_path)
+    assert plain.kubernetes.lifetime_s < plain.policy.lifetime_s + LIFETIME_S
 
 
 async def test_an_empty_variable_is_not_set(tmp_path):

@@ -345,7 +345,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"
         ),
-        kubernetes=cluster.options(general.lifetime_s + pool.rules().idle_s),
+        kubernetes=cluster.options(general.lifetime_s + pool.rules().oldest_s),
         agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),
         packages=packages.rules(),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sandkasten.errors import SandboxLost, SandkastenError, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.pool.pool_kinds import (
+    LIFETIME_S,
     Miss,
     PoolRules,
     differing_limits,
@@ -47,8 +48,6 @@ T = TypeVar("T")
 
 # Longer than it is kept, so that a living process removes the sandbox before its own lease does.
 LEASE_MARGIN_S = 4.0
-# Of the lease, from its last renewal. Its idle time usually ends an abandoned sandbox earlier.
-LIFETIME_S = 3600.0
 # Wait this long after a failed refill: the host is short of something that requests need more.
 BACKOFF_S = 30.0
 # Let the caller of a new session use it first.

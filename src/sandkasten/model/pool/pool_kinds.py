@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 # Requests within this time are a burst, which the pool can serve only with as many sandboxes.
 BURST_S: Final = 0.25
+# Of the lease of a pooled sandbox, from its last renewal; its idle time usually ends an abandoned
+# one earlier. The reaper removes a sandbox that is older than this, and a new one takes its place.
+LIFETIME_S: Final = 3600.0
+# From then until a pass of the reaper.
+_REAPED_S: Final = 120.0
 # Reaches nothing: the rules of a request are set when it claims the sandbox.
 _UNCLAIMED_NETWORK: Final = NetworkPolicy(allow=("unclaimed.invalid",))
 # Set when a sandbox is made: the size of its file systems and the limit of its descriptors.
@@ -66,6 +71,11 @@ class PoolRules:
     """How long a sandbox waits for a request, and a kind for its second one."""
     kinds: tuple[PoolKind, ...] = ()
     """Kept ready from the start of a daemon."""
+
+    @property
+    def oldest_s(self) -> float:
+        """Return the age that a sandbox can have when it is claimed."""
+        return max(self.idle_s, LIFETIME_S + _REAPED_S) if self.kinds else self.idle_s
 
 
 @dataclass(frozen=True, slots=True)
