@@ -154,6 +154,8 @@ async def test_a_namespace_that_is_not_permitted_stops_only_its_own_tenant(
     with pytest.raises(BackendUnavailable) as refused:
         await backend.create(new_sandbox_id(), spec(backend, "acme"))
     assert (refused.value.details, ACME in refused.value.hint) == ({"place": ACME}, True)
+    # Without rights, a namespace that does not exist cannot be told from one that does.
+    assert refused.value.hint.startswith(f"create namespace {ACME} if it does not exist, and give")
     assert "Role" in refused.value.hint
     # What is there is not taken for gone, and the others are still found and removed.
     assert list(await backend.owned()) == [beta]
@@ -201,8 +203,9 @@ async def test_a_full_quota_of_one_tenant_leaves_the_others_alone(
 ):
     await made_in(backend, cluster, ACME)
     cluster.script.quota = {"pods": 1, "secrets": 1}
-    with pytest.raises(QuotaExceeded):
+    with pytest.raises(QuotaExceeded) as refused:
         await backend.create(new_sandbox_id(), spec(backend, "acme"))
+    assert refused.value.hint.endswith(f"raise the ResourceQuota of namespace {ACME}")
     cell = await backend.create(new_sandbox_id(), spec(backend, "beta"))
     await cell.destroy()
     assert namespaces(cluster) == {ACME}
@@ -280,6 +283,7 @@ async def test_doctor_names_the_namespace_where_rights_are_missing(
     (bad,) = [one for one in found.requirements if not one.ok]
     assert bad.name == f"permissions in {BETA}"
     assert "create pods" in bad.state
+    assert bad.remedy.startswith(f"create namespace {BETA} if it does not exist, and give")
     cluster.script.forbidden = {OURS}
     assert not (await backend.probe()).ready
     cluster.script.away = True

@@ -65,7 +65,7 @@ async def of_namespace(
             "permissions",
             not missing,
             "as needed" if not missing else f"missing: {', '.join(missing)}",
-            "give the daemon's service account the Role in docs/guides/kubernetes.md",
+            refusals.give_rights(await client.namespace()),
         )
     ]
     if options.reach != "direct":

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from sandkasten.model.ids import SandboxId
 
-_SAID_CHARS: Final = 300
+# A failed pull names the image and its URL several times, and the cause at the end.
+_SAID_CHARS: Final = 600
 _PULLING: Final = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 _NOT_PULLED: Final = "ErrImageNeverPull"
 _INVALID: Final = ("InvalidImageName", "ImageInspectError")

@@ -106,9 +106,7 @@ def unmade(sandbox_id: SandboxId, exc: ApiRefused) -> SandkastenError:
     if exc.exists:
         return Conflict(what, hint="use another id")
     if exc.over_quota:
-        return QuotaExceeded(
-            what, hint="destroy sandboxes, request less, or raise the namespace's ResourceQuota"
-        )
+        return QuotaExceeded(what, hint=f"destroy sandboxes, request less, or {_more_quota(exc)}")
     if exc.status == _FORBIDDEN and "violates PodSecurity" in exc.message:
         return PolicyDenied(
             what, hint="the namespace must allow the level restricted of Pod Security"
@@ -122,14 +120,29 @@ def unmade(sandbox_id: SandboxId, exc: ApiRefused) -> SandkastenError:
     return translated(exc, f"sandbox {sandbox_id} could not be made")
 
 
+def _more_quota(exc: ApiRefused) -> str:
+    of = f" of namespace {exc.namespace}" if exc.namespace else ""
+    return f"raise the ResourceQuota{of}"
+
+
+def give_rights(namespace: str) -> str:
+    """Return the hint for missing rights. A namespace that does not exist looks the same."""
+    return (
+        f"create namespace {namespace} if it does not exist, and give the daemon's service account "
+        "the Role in docs/guides/kubernetes.md there"
+    )
+
+
 def translated(exc: ApiRefused, what: str) -> SandkastenError:
-    role = "give the daemon's service account the Role in docs/guides/kubernetes.md"
     if not exc.namespace:
-        hints = {_FORBIDDEN: role, _NOT_FOUND: "check backends.kubernetes.namespace"}
+        hints = {
+            _FORBIDDEN: give_rights("backends.kubernetes.namespace"),
+            _NOT_FOUND: "check backends.kubernetes.namespace",
+        }
         hint = hints.get(exc.status, "see the API server's own log")
         return BackendUnavailable(f"{what}: {exc.message}", hint=hint)
     hints = {
-        _FORBIDDEN: f"{role}, in namespace {exc.namespace}",
+        _FORBIDDEN: give_rights(exc.namespace),
         _NOT_FOUND: f"create namespace {exc.namespace}, or correct "
         "backends.kubernetes.tenant_namespaces",
     }
@@ -147,9 +160,7 @@ def unmade_claim(workspace: str, exc: ApiRefused) -> SandkastenError:
     """Return the error for a workspace whose objects the API server did not accept."""
     what = f"workspace {plain_name(workspace)} could not be made: {exc.message}"
     if exc.over_quota:
-        return QuotaExceeded(
-            what, hint="delete workspaces, request less, or raise the namespace's ResourceQuota"
-        )
+        return QuotaExceeded(what, hint=f"delete workspaces, request less, or {_more_quota(exc)}")
     if exc.status == _INVALID:
         return InvalidRequest(what, hint="check backends.kubernetes.workspaces")
     return translated(exc, f"workspace {plain_name(workspace)} could not be made")
@@ -186,7 +197,7 @@ def not_mounted(workspace: str, told: str) -> SandkastenError:
 def not_enlarged(workspace: str, exc: ApiRefused) -> SandkastenError:
     what = f"workspace {plain_name(workspace)} could not be enlarged: {exc.message}"
     if exc.over_quota:
-        return QuotaExceeded(what, hint="raise the namespace's ResourceQuota")
+        return QuotaExceeded(what, hint=_more_quota(exc))
     if exc.status == _FORBIDDEN and "resize" in exc.message:
         return UnsupportedByBackend(
             what,
