@@ -9,7 +9,7 @@ import pytest
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable
-from sandkasten.store.postgres.database_requirements import database_requirements, encryption
+from sandkasten.store.postgres.database_requirements import clock, database_requirements, encryption
 from sandkasten.store.postgres.postgres_database import PostgresDatabase
 from sandkasten.store.postgres.postgres_schema import postgres_migrations
 from tests.api.daemon_in_process import serving
@@ -119,3 +119,18 @@ async def test_a_database_that_is_away_makes_the_machine_not_ready(tmp_path):
                 assert (await daemon.ask("GET", "/healthz")).status == 200
         finally:
             await engine.aclose()
+
+
+@pytest.mark.parametrize(
+    ("now", "state"),
+    [
+        (100.0, None),
+        (103.5, None),
+        (98.5, None),
+        (90.0, "this machine is 10 s ahead of the database server"),
+        (3703.0, "this machine is 3600 s behind the database server"),
+    ],
+)
+def test_doctor_says_that_a_clock_is_wrong(now, state):
+    found = [one.state for one in clock(now, asked_at=100.0, answered_at=103.0)]
+    assert found == ([] if state is None else [state])

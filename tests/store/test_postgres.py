@@ -275,6 +275,25 @@ async def test_each_node_has_its_own_sandboxes(open_postgres):
     assert await one.list() is await one.list()
 
 
+async def test_a_clock_that_was_wrong_at_the_start_is_forgotten(open_postgres, monkeypatch):
+    shared, real = frozenset({"local"}), time.time
+    one = PostgresLedger(await open_postgres(), "node_0", shared=shared)
+    made = replace(record("key", real() - 100.0), boot_id="another boot")
+    await one.put(made)
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    other = PostgresLedger(await open_postgres(), "node_1", shared=shared)
+
+    async def ages() -> list[float]:
+        found = [await other.get(made.id), *await other.list()]
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return [now - row.created_boottime for row in found if row is not None]
+
+    assert [age > 3600 for age in await ages()] == [True, True]
+    monkeypatch.setattr(time, "time", real)
+    assert [100 <= age < 3600 for age in await ages()] == [True, True]
+    assert await other.list() is await other.list()
+
+
 async def test_a_shared_sandbox_is_that_of_every_daemon(open_postgres):
     """Its row is converted: the reader has another boot, and cannot look up its creator."""
     databases = [await open_postgres() for _ in range(2)]

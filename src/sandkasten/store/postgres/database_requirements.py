@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import SandkastenError
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
 
 # Shorter than a probe may take, so that the other lines are shown too.
 _TIMEOUT_S: Final = 3.0
+# The ages of sandboxes that another daemon has made are as wrong as the clocks.
+_CLOCK_S: Final = 2.0
 _VERIFIED: Final = ("verify-ca", "verify-full")
 _RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _SERVER = """
 SELECT current_setting('server_version') AS server, pg_is_in_recovery() AS standby,
        current_user AS name, inet_client_addr() AS client, tls.version AS tls,
-       (SELECT max(version) FROM schema_version) AS version
+       (SELECT max(version) FROM schema_version) AS version,
+       extract(epoch FROM clock_timestamp())::float8 AS now
 FROM pg_stat_ssl AS tls WHERE tls.pid = pg_backend_pid()
 """
 _MISSING_RIGHTS = """
@@ -37,7 +41,9 @@ async def database_requirements(database: PostgresDatabase) -> Sequence[Requirem
     """Ask the server. A database that is unavailable is a line and not an error."""
     try:
         async with asyncio.timeout(_TIMEOUT_S):
+            asked_at = time.time()
             server = await database.fetch_one(_SERVER)
+            answered_at = time.time()
             rights = await database.fetch(_MISSING_RIGHTS, database.schema, _RIGHTS)
     except SandkastenError as exc:
         return [Requirement("database", False, exc.message, exc.hint)]
@@ -54,6 +60,7 @@ async def database_requirements(database: PostgresDatabase) -> Sequence[Requirem
             tls=server["tls"],
             sslmode=database.sslmode,
         ),
+        *clock(server["now"], asked_at, answered_at),
     ]
 
 
@@ -92,3 +99,16 @@ def encryption(*, local: bool, tls: str | None, sslmode: str) -> Requirement:
     ok = local or (tls is not None and checked)
     remedy = "add sslmode=verify-full&sslrootcert=FILE to store.url"
     return Requirement("database TLS", ok, state, remedy, required=False)
+
+
+def clock(now: float, asked_at: float, answered_at: float) -> Sequence[Requirement]:
+    """Return a line if the clock of the server, which was `now` between two times of this machine,
+    is another one.
+    """
+    ahead_s = max(asked_at - now, 0.0) - max(now - answered_at, 0.0)
+    if abs(ahead_s) <= _CLOCK_S:
+        return ()
+    where = "ahead of" if ahead_s > 0 else "behind"
+    state = f"this machine is {abs(ahead_s):.0f} s {where} the database server"
+    remedy = "synchronize both clocks (NTP): otherwise sessions of other daemons end early or late"
+    return (Requirement("database clock", False, state, remedy, required=False),)

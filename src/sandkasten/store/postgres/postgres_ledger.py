@@ -61,6 +61,8 @@ FROM ledger WHERE {_VISIBLE} AND counts_for = $3
 """  # noqa: S608
 # Decoding a row takes 0.15 ms, in which the process does nothing else.
 _READ_AT_ONCE = 500
+# The wall clock was set if it moved by more than this against the boot time.
+_CLOCK_STEP_S = 1.0
 _DROP = f"DELETE FROM ledger WHERE {_VISIBLE} AND id = $3 AND {{held}}"  # noqa: S608
 # Locks the lease, so that no other daemon takes it before the write is committed.
 _LEASE = "(SELECT 1 FROM shards WHERE id = {} AND fence = {} AND until > now() FOR SHARE)"
@@ -87,8 +89,7 @@ class PostgresLedger:
         self._shared = shared
         self._leases = leases
         self._mine = (node, bool(shared))
-        # Read once, or the same row would have another age each time.
-        self._booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._booted_at = _booted_at()
         self._owns_database = owns_database
         self._known: dict[str, tuple[str, Record | None]] = {}
         self._listed: Sequence[Record] = ()
@@ -178,12 +179,14 @@ class PostgresLedger:
             await self._database.aclose()
 
     async def _refresh(self) -> None:
+        # Rows that were converted by a clock that was wrong are read again.
+        by = f" {self._boot_time()}"
         self._refreshes += 1
         number = self._refreshes
         versions = await self._database.fetch(_VERSIONS, *self._mine)
         before = self._known
         wanted = {
-            row["id"] for row in versions if before.get(row["id"], ("",))[0] != row["version"]
+            row["id"] for row in versions if before.get(row["id"], ("",))[0] != row["version"] + by
         }
         if not wanted and len(versions) == len(before):
             return
@@ -192,7 +195,7 @@ class PostgresLedger:
         for first in range(0, len(ids), _READ_AT_ONCE):
             some = ids[first : first + _READ_AT_ONCE]
             found = await self._database.fetch(_ROWS + "AND id = ANY($3)", *self._mine, some)
-            read |= {row["id"]: (row["version"], self._decoded(row)) for row in found}
+            read |= {row["id"]: (row["version"] + by, self._decoded(row)) for row in found}
         if number < self._newest:
             return
         self._newest = number
@@ -213,6 +216,15 @@ class PostgresLedger:
             return record
         return self.converted(record, found["node"], alive=found["alive"])
 
+    def _boot_time(self) -> float:
+        """Return when this machine was started, by the wall clock. The same each time, or a row
+        would have another age each time; unless the clock was set.
+        """
+        now = _booted_at()
+        if abs(now - self._booted_at) > _CLOCK_STEP_S:
+            self._booted_at = now
+        return self._booted_at
+
     def converted(self, record: Record, node: str, *, alive: bool) -> Record:
         """Return a row of a node as if this machine had written it."""
         rebooted = record.boot_id != boot_id()
@@ -225,8 +237,12 @@ class PostgresLedger:
             record = replace(record, owner_pid=0, owner_start=0)
         if not rebooted:
             return record
-        since_boot_s = record.created_at - self._booted_at
+        since_boot_s = record.created_at - self._boot_time()
         return replace(record, boot_id=boot_id(), created_boottime=since_boot_s)
+
+
+def _booted_at() -> float:
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _hash(session_key: str) -> bytes:
