@@ -60,11 +60,12 @@ async def measure(replicas: Replicas, plan: Plan) -> dict[str, Any]:
     for size in plan.sessions:
         # Copied, because creating as many takes an hour of two processors.
         await replicas.copy(size)
-        found["sizes"][str(size)] = {
-            "connect": _told(f"{size} sessions noticed, shares connected", await _connect(replicas))
-        }
+        # One replica is connected to a twentieth, as if twenty had created them.
+        share = size // _SHARES
+        cost = await replicas.cost(share, replicas.run(share, at=0))
+        told = _told(f"{size} sessions noticed, one share connected", cost)
         await replicas.calm()
-        found["sizes"][str(size)] |= await _size(replicas, plan)
+        found["sizes"][str(size)] = {"connect": told, **await _size(replicas, plan)}
     found["restart"] = await replicas.restart(-1, plan.limit_s)
     _say(f"restart: {found['restart']}")
     found["refused"] = replicas.refused
@@ -74,16 +75,6 @@ async def measure(replicas: Replicas, plan: Plan) -> dict[str, Any]:
     for name, one in found["periodic"].items():
         _say(f"{name}: {one}")
     return found
-
-
-async def _connect(replicas: Replicas) -> Cost:
-    """Connect one replica to a twentieth of the sessions, as if twenty had created them. If there
-    are twenty, each is connected to its own.
-    """
-    size = len(replicas.sessions)
-    if len(replicas.daemons) < _SHARES:
-        return await replicas.cost(size // _SHARES, replicas.run(size // _SHARES, at=0))
-    return await replicas.cost(size, replicas.run(size))
 
 
 async def _size(replicas: Replicas, plan: Plan) -> dict[str, Any]:
@@ -111,8 +102,9 @@ def _say(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:4.1f}  {what}", flush=True)
 
 
-async def _main(plan: Plan) -> dict[str, Any]:
+async def _main(plan: Plan, slowness: float) -> dict[str, Any]:
     async with open_replicas() as replicas:
+        replicas.slowness = slowness
         return await measure(replicas, plan)
 
 
@@ -122,6 +114,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, nargs="+")
     parser.add_argument("--replicas", type=int, nargs="+")
     parser.add_argument("--creates", type=int, help="sessions of a burst")
+    parser.add_argument("--slow", type=float, default=1.0, help="slow motion of periodic work")
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
     base = QUICK if words.quick else Plan()
@@ -135,7 +128,7 @@ def main() -> None:
     # Ten thousand sessions are as many connections at both ends.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    found = asyncio.run(_main(plan))
+    found = asyncio.run(_main(plan, words.slow))
     if words.json:
         words.json.write_text(json.dumps(found, indent=1))
 

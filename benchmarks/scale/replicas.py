@@ -34,6 +34,7 @@ _RECOVERED: Final = b"daemon.recovered"
 _AT_ONCE_EACH: Final = 20
 _MOST_AT_ONCE: Final = 60
 _PATIENCE_S: Final = 1200.0
+_SLOW_MOTION: Final = Path(__file__).with_name("slow_motion")
 _COPIED_AT_ONCE: Final = 1000
 _BUSY, _MOST_REFUSED = 503, 1000
 _CALM_S, _CALM_TRIES, _CALM_STATEMENTS = 2.0, 30, 4
@@ -77,6 +78,8 @@ class Replicas:
     def __init__(
         self, place: Path, cluster: SimulatedCluster, database: DatabaseLoad, config: Path
     ) -> None:
+        self.slowness = 1.0
+        """How much less often replicas do their periodic work (`slow_motion`)."""
         self._place = place
         self.config = config
         self.cluster = cluster
@@ -99,6 +102,9 @@ class Replicas:
 
     def _new(self, number: int) -> DaemonProcess:
         environ = {"SANDKASTEN_API_KEY": _KEY, "SANDKASTEN_CONFIG": str(self.config)}
+        if self.slowness != 1:
+            environ["PYTHONPATH"] = str(_SLOW_MOTION)
+            environ["SANDKASTEN_SCALE_SLOWNESS"] = str(self.slowness)
         return DaemonProcess(self._place / f"replica-{number}", environ=environ)
 
     async def recovered(self, daemon: DaemonProcess, limit_s: float = _PATIENCE_S) -> float | None:
