@@ -115,7 +115,7 @@ async def test_a_claim_of_another_owner_is_not_used(
     await (await backend.create(new_sandbox_id(), SPEC)).destroy()
     (made,) = claims(cluster)
     made["metadata"]["labels"][pod_names.LABEL_OWNER] = "stranger"
-    with pytest.raises(Conflict, match="not ours"):
+    with pytest.raises(Conflict, match="did not make"):
         await backend.create(new_sandbox_id(), SPEC)
     await backend.remove_workspace("notes")
     assert claims(cluster) == [made]
@@ -135,7 +135,8 @@ async def test_a_pod_that_may_still_write_keeps_the_workspace(
     for work in (backend.create(new_sandbox_id(), SPEC), backend.remove_workspace("notes")):
         with pytest.raises(Busy, match="may still be written by Pod") as raised:
             await work
-        assert "--force" in raised.value.hint
+        name = pod["metadata"]["name"]
+        assert f"kubectl -n boxes delete pod {name} --grace-period=0 --force" in raised.value.hint
 
 
 async def test_without_the_setting_nothing_is_kept(backend: KubernetesBackend):

@@ -95,7 +95,9 @@ class KeptClaims:
                 found = await self._client.get(CLAIMS, name)
                 if not _bound(found):
                     told = why_unbound(await self._client.events(name))
-                    return None if told is None else refusals.no_volume(workspace, name, told)
+                    if told is None:
+                        return None
+                    return refusals.no_volume(workspace, await self._client.namespace(), told)
             elif told := pod_status.missing_claim(pod):
                 return refusals.no_claim(workspace, self.options.claim, told)
             scheduled = pod_status.condition(pod, "PodScheduled") or {}
@@ -134,12 +136,13 @@ class KeptClaims:
                     raise
                 found = await self._client.get(CLAIMS, name)
         if not await self._is_mine(found):
+            namespace = await self._client.namespace()
             raise Conflict(
-                f"the namespace has a claim {name}, which is not ours",
-                hint=f"remove it: kubectl delete pvc {name}",
+                f"namespace {namespace} has a claim {name} that this installation did not make",
+                hint=f"if its files are not needed: kubectl -n {namespace} delete pvc {name}",
             )
         if pod_status.is_ending(found):
-            raise refusals.still_removed(workspace, name)
+            raise refusals.still_removed(workspace, await self._client.namespace(), name)
 
     async def _end_users(self, workspace: str) -> None:
         """End what an interrupted copy or removal left, and wait for Pods that are being removed: a
@@ -152,7 +155,8 @@ class KeptClaims:
             elif not pod_status.is_ending(one):
                 continue
             if not await self._is_gone("pods", one):
-                raise refusals.still_used(workspace, str(one["metadata"]["name"]))
+                pod = str(one["metadata"]["name"])
+                raise refusals.still_used(workspace, await self._client.namespace(), pod)
 
     # ---- for the engine; the caller holds the lock of the name
 
@@ -223,7 +227,7 @@ class KeptClaims:
             return
         await self._client.delete(CLAIMS, name)
         if not await self._is_gone(CLAIMS, found):
-            raise refusals.still_removed(workspace, name)
+            raise refusals.still_removed(workspace, await self._client.namespace(), name)
 
     async def exists(self, workspace: str) -> bool:
         """Return whether there is a claim of its own for the workspace."""

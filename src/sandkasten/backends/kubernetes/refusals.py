@@ -166,9 +166,10 @@ def unmade_claim(workspace: str, exc: ApiRefused) -> SandkastenError:
     return translated(exc, f"workspace {plain_name(workspace)} could not be made")
 
 
-def no_volume(workspace: str, claim: str, told: str) -> SandkastenError:
-    """Return the error for a claim that stays without a volume."""
-    what = f"the cluster has no volume for workspace {plain_name(workspace)}: {told or 'no reason'}"
+def no_volume(workspace: str, namespace: str, told: str) -> SandkastenError:
+    """Return the error for a claim that stays without a volume, and is removed."""
+    what = f"the cluster has no volume for workspace {plain_name(workspace)}"
+    what += f": {told}" if told else " and gives no reason"
     if any(word in told.lower() for word in _FULL):
         return QuotaExceeded(
             what, hint="delete workspaces, request less, or give the storage class more space"
@@ -176,7 +177,7 @@ def no_volume(workspace: str, claim: str, told: str) -> SandkastenError:
     return BackendUnavailable(
         what,
         hint="check backends.kubernetes.workspaces.storage_class and its provisioner; see "
-        f"kubectl describe pvc {claim}",
+        f"kubectl -n {namespace} get events",
     )
 
 
@@ -207,19 +208,19 @@ def not_enlarged(workspace: str, exc: ApiRefused) -> SandkastenError:
     return translated(exc, f"workspace {plain_name(workspace)} could not be enlarged")
 
 
-def still_used(workspace: str, pod: str) -> SandkastenError:
+def still_used(workspace: str, namespace: str, pod: str) -> SandkastenError:
     return Busy(
         f"workspace {plain_name(workspace)} may still be written by Pod {pod}, which has not ended",
         hint="try again; if its node is gone for good: "
-        f"kubectl delete pod {pod} --grace-period=0 --force",
+        f"kubectl -n {namespace} delete pod {pod} --grace-period=0 --force",
         workspace=plain_name(workspace),
     )
 
 
-def still_removed(workspace: str, claim: str) -> SandkastenError:
+def still_removed(workspace: str, namespace: str, claim: str) -> SandkastenError:
     return Busy(
         f"the claim {claim} of workspace {plain_name(workspace)} is still being removed",
-        hint=f"try again; kubectl describe pvc {claim} shows the Pods that use it",
+        hint=f"try again; kubectl -n {namespace} describe pvc {claim} shows the Pods that use it",
         workspace=plain_name(workspace),
     )
 
