@@ -80,11 +80,14 @@ def namespace():
 
 
 device = (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0\0")
+loopback = (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
 mark = (socket.SOL_SOCKET, socket.SO_MARK, 1)
 hop = struct.pack("=BBB4sx", LOOSE_SOURCE_ROUTE, 7, 4, socket.inet_aton(public))
 WAYS = {
     "tcp": tcp,
     "tcp by device": lambda: tcp(options=[device]),
+    "tcp by loopback": lambda: tcp(options=[loopback]),
+    "udp by loopback": lambda: udp(options=[loopback]),
     "tcp with a mark": lambda: tcp(options=[mark]),
     "tcp from port 53": lambda: tcp(source=(own, 53)),
     "tcp from port 40053": lambda: tcp(source=(own, 40053)),

@@ -13,6 +13,26 @@ if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster
 
 _GUIDE = programs.REPOSITORY / "docs" / "guides" / "kubernetes.md"
+# An address that is public, at which a server of the test answers over TCP and UDP.
+PUBLIC = "9.9.9.9"
+SERVER = """
+import socket, sys, threading
+def serve(address):
+    tcp = socket.create_server(address)
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp.bind(address)
+    def echo():
+        while True:
+            udp.sendto(b"udp", udp.recvfrom(4096)[1])
+    threading.Thread(target=echo, daemon=True).start()
+    while True:
+        client, _ = tcp.accept()
+        client.sendall(b"tcp")
+        client.close()
+for host in sys.argv[2:]:
+    threading.Thread(target=serve, args=((host, int(sys.argv[1])),)).start()
+"""
+SERVED = 8080
 CLOSED, FULL = "sandkasten-closed", "sandkasten-full"
 _PATH = "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies"
 

@@ -164,7 +164,7 @@ def test_rights_for_agent_sandbox_are_given_in_every_namespace(helm: Callable[..
 @pytest.mark.promise("P111")
 def test_a_network_for_sandboxes_adds_its_policy(helm: Callable[..., str]) -> None:
     wanted = _by_name(manifests("network-full"))["NetworkPolicy", "sandkasten-full"]
-    values = {
+    values: dict[str, Any] = {
         "settings": {"backends": {"kubernetes": {"networks": {"full": True}}}},
         "networkPolicy": {"except": ["8.8.8.8/32"]},
     }
@@ -175,6 +175,14 @@ def test_a_network_for_sandboxes_adds_its_policy(helm: Callable[..., str]) -> No
     block = wanted["spec"]["egress"][0]["to"][0]["ipBlock"]
     block["except"].append("8.8.8.8/32")
     assert found["NetworkPolicy", "sandkasten-full"] == wanted
+    assert _level(found) == "restricted"
+    by_rule: dict[str, Any] = {
+        "settings": {"backends": {"kubernetes": {"networks": {"rules": True}}}}
+    }
+    by_rule["networkPolicy"] = values["networkPolicy"]
+    found = _by_name(_rendered(helm, by_rule))
+    assert found["NetworkPolicy", "sandkasten-full"] == wanted
+    assert _level(found) == "privileged"
     tenant = {"namespace": TENANT, "tenants": ["acme"]}
     found = _by_name(_rendered(helm, {**values, "sandboxes": {"tenantNamespaces": [tenant]}}))
     wanted["metadata"]["namespace"] = TENANT
@@ -185,6 +193,12 @@ def test_one_claim_for_all_workspaces_needs_no_further_rights(helm: Callable[...
     settings = {"backends": {"kubernetes": {"workspaces": {"enabled": True, "claim": "all"}}}}
     found = _by_name(_rendered(helm, {"settings": settings}))
     assert [name for kind, name in found if kind == "Role"] == ["sandkasten"]
+
+
+def _level(found: dict[tuple[str, ...], Any]) -> str:
+    """Return what Pod Security allows in the namespace of the sandboxes."""
+    labels = found["Namespace", SANDBOXES]["metadata"]["labels"]
+    return str(labels["pod-security.kubernetes.io/enforce"])
 
 
 def test_names_and_settings_follow_the_values(helm: Callable[..., str]) -> None:

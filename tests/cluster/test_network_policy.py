@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +17,15 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.network_policy import NetworkPolicy
 from tests.cluster import sandbox_backend, sandbox_policy
-from tests.cluster.cluster import BUSYBOX, PORT, Cluster
+from tests.cluster.cluster import PORT, Cluster
 from tests.cluster.kube_api import KubeApi, path_of, wait_for
 from tests.cluster.sandbox_backend import SPEC, output
+from tests.cluster.sandbox_policy import SERVED
 from tests.kubernetes import cluster_images
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 pytestmark = [
     pytest.mark.long("starts a Kubernetes of two nodes (make test-cluster)"),
@@ -34,28 +33,9 @@ pytestmark = [
     pytest.mark.usefixtures("enforced"),
 ]
 
-KUBELET, GATE, SERVED = 10250, 8484, 8080
+KUBELET, GATE = 10250, 8484
 FULL = replace(SPEC, network=NetworkPolicy(full=True))
 WITH_PYTHON = replace(FULL, image=Image(cluster_images.reference("debian"), "engine"))
-# An address that is public, at which a server of the test answers over TCP and UDP.
-PUBLIC = "9.9.9.9"
-_SERVER = """
-import socket, sys, threading
-def serve(address):
-    tcp = socket.create_server(address)
-    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    udp.bind(address)
-    def echo():
-        while True:
-            udp.sendto(b"udp", udp.recvfrom(4096)[1])
-    threading.Thread(target=echo, daemon=True).start()
-    while True:
-        client, _ = tcp.accept()
-        client.sendall(b"tcp")
-        client.close()
-for host in sys.argv[2:]:
-    threading.Thread(target=serve, args=((host, int(sys.argv[1])),)).start()
-"""
 # For each argument ADDRESS:PORT, whether it answers.
 _TRY = """
 for one in "$@"; do
@@ -87,57 +67,6 @@ while True:
 
 def _addresses(*found: tuple[str, int]) -> list[str]:
     return [f"{host}:{port}" for host, port in found]
-
-
-@pytest.fixture(scope="module")
-def enforced(cluster: Cluster) -> Iterator[None]:
-    """Enforce every NetworkPolicy, and have the one of the guide."""
-    cluster_images.stock(cluster, "busybox", "debian")
-    for node in cluster.nodes:
-        node.start_policy_controller(cluster.kubeconfig)
-    for name in (sandbox_policy.CLOSED, sandbox_policy.FULL):
-        sandbox_policy.apply(cluster, name)
-    yield
-    for name in (sandbox_policy.CLOSED, sandbox_policy.FULL):
-        sandbox_policy.remove(cluster, name)
-    for node in cluster.nodes:
-        node.stop_policy_controller()
-
-
-@pytest.fixture
-def bystanders(cluster: Cluster, api: KubeApi) -> Iterator[list[Any]]:
-    """Yield a Pod of each node that no policy selects, and that answers on a port."""
-    names = [f"bystander-{secrets.token_hex(4)}" for _ in cluster.nodes]
-    serve = f"while :; do nc -l -p {SERVED} </dev/null; done"
-    for name, node in zip(names, cluster.nodes, strict=True):
-        container = {
-            "name": "main",
-            "image": BUSYBOX,
-            "imagePullPolicy": "Never",
-            "command": ["sh", "-c", serve],
-        }
-        spec = {
-            "nodeSelector": {"kubernetes.io/hostname": node.name},
-            "terminationGracePeriodSeconds": 0,
-            "automountServiceAccountToken": False,
-            "containers": [container],
-        }
-        api.create_pod({"metadata": {"name": name}, "spec": spec})
-    yield [api.ready_pod(name) for name in names]
-    for name in names:
-        api.delete_pod(name)
-
-
-@pytest.fixture(scope="module")
-def public(cluster: Cluster) -> Iterator[tuple[str, int]]:
-    """Yield a public address and a port at which a server outside of the cluster answers."""
-    cluster.machine.run("ip", "addr", "add", f"{PUBLIC}/32", "dev", "lo")
-    words = [sys.executable, "-c", _SERVER, str(SERVED), PUBLIC, cluster.machine.address]
-    server = cluster.machine.start(words, cluster.folder / "public.log")
-    yield PUBLIC, SERVED
-    server.kill()
-    server.wait()
-    cluster.machine.run("ip", "addr", "del", f"{PUBLIC}/32", "dev", "lo")
 
 
 def _everything(cluster: Cluster, bystanders: list[Any], cells: Sequence[Any]) -> list[str]:

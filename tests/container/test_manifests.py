@@ -13,9 +13,8 @@ import yaml
 
 from sandkasten import __version__
 from sandkasten.api.routes.route_table import ALL
-from sandkasten.backends.kubernetes import kept_claims, pod_names
+from sandkasten.backends.kubernetes import kept_claims, pod_names, pod_network
 from sandkasten.backends.kubernetes.cluster_requirements import _NEEDED
-from sandkasten.backends.kubernetes.pod_network import FULL
 from sandkasten.daemon.settings.resolver import Settings, load
 from sandkasten.model.addresses import CLOSED_V4
 
@@ -220,7 +219,9 @@ def test_the_values_of_the_chart_fit_their_schema_which_refuses_others() -> None
 def test_a_sandbox_with_a_network_reaches_public_addresses_alone(settings: Settings) -> None:
     policy = only("NetworkPolicy", "sandkasten-full")
     assert policy["metadata"]["namespace"] == settings.kubernetes.namespace
-    assert policy["spec"]["podSelector"] == {"matchLabels": {pod_names.LABEL_NETWORK: FULL}}
+    (selects,) = policy["spec"]["podSelector"]["matchExpressions"]
+    assert (selects["key"], selects["operator"]) == (pod_names.LABEL_NETWORK, "In")
+    assert selects["values"] == [pod_network.FULL, pod_network.RULES]
     # What may reach it is said by the policy for every sandbox.
     assert policy["spec"]["policyTypes"] == ["Egress"]
     public, names = policy["spec"]["egress"]

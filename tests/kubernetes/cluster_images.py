@@ -69,7 +69,8 @@ def write(directory: Path, *names: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     programs = directory / "programs.rootfs"
     with tarfile.open(programs, "w") as tar:
-        for one in (Programs.found(None, None).runner, Programs.found(None, None).egress):
+        found = Programs.found(None, None)
+        for one in (found.runner, found.egress, found.launcher):
             tar.add(one, f"{PROGRAMS.lstrip('/')}/{one.name}")
     for name, made in ((PROGRAM_IMAGE, programs), *((name, _TARS[name]()) for name in names)):
         image = imagekit.rootfs_sketch(

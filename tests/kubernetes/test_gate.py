@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.backends.kubernetes import entry_keys, gate_stream
+from sandkasten.linux import egress
 from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import SandboxId
+from sandkasten.model.sandbox.network_policy import NetworkCeiling, NetworkPolicy
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.channel import Channel
 from tests.loopback_port import free_port
@@ -77,6 +80,7 @@ def _entry(tmp_path: Path, closed_to: tuple[str, ...]) -> Entry:
         (tmp_path / name).mkdir()
     for name, content in (
         ("cert.der", keys.certificate), ("key.der", keys.key), ("token", keys.token),
+        ("network-token", keys.network_token),
     ):  # fmt: skip
         (tmp_path / "keys" / name).write_bytes(content)
     programs, port = Programs.found(None, None), free_port()
@@ -201,3 +205,55 @@ def test_the_runner_copies_itself_whole(tmp_path: Path):
     assert (tmp_path / "runner").read_bytes() == program.read_bytes()
     assert os.access(tmp_path / "runner", os.X_OK)
     assert [one.name for one in tmp_path.iterdir()] == ["runner"]
+
+
+def _egress(place: Path) -> subprocess.Popen[bytes]:
+    """Start the egress process of a Pod beside its gate."""
+    policy = NetworkPolicy(allow=("example.com",))
+    ceiling = NetworkCeiling(servers=("127.0.0.1:1",))
+    (place / "egress.json").write_text(json.dumps(egress.config(policy, ceiling)))
+    words = ["--pod", str(place / "egress.json"), str(place / "network"), str(free_port())]
+    return subprocess.Popen([Programs.found(None, None).egress, *words])
+
+
+async def _asked(entry: Entry, command: dict[str, object]) -> Any:
+    stream = await entry.connect(entry.keys.to_network())
+    await stream.send(json.dumps(command).encode() + b"\n")
+    answer = await asyncio.wait_for(stream.receive(4096), PATIENCE_S)
+    await stream.aclose()
+    return json.loads(answer)
+
+
+@pytest.mark.promise("P111")
+async def test_the_runner_waits_for_the_egress_process_which_ends_with_the_gate(
+    opened: Callable[..., Entry], tmp_path: Path
+):
+    (tmp_path / "network").mkdir()
+    entry = opened("--network", str(tmp_path / "network"))
+    greeted = asyncio.ensure_future(Channel.open(await entry.connect()))
+    while not (tmp_path / "network" / "life").exists():  # noqa: ASYNC110  (another process)
+        await asyncio.sleep(0.005)
+    # The gate waits, and has not offered the runner its listener.
+    assert not (tmp_path / "hand-over").exists()
+    assert not greeted.done()
+    process = _egress(tmp_path)
+    try:
+        await (await greeted).aclose()
+        told = await _asked(entry, {"after": 0})
+        assert (told["opened"], told["records"]) == (0, [])
+        entry.gate.kill()
+        assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.promise("P111")
+async def test_the_token_of_the_network_opens_nothing_without_one(entry: Entry):
+    stream = await entry.connect(entry.keys.to_network())
+    try:
+        received = await asyncio.wait_for(stream.receive(1), PATIENCE_S)
+    except OSError:
+        received = b""
+    assert received == b""
+    await stream.aclose()

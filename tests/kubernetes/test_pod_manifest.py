@@ -9,6 +9,7 @@ import pytest
 
 from sandkasten.backends.kubernetes import pod_manifest, pod_names, refusals
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten.backends.kubernetes.network import pod_egress
 from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
@@ -140,6 +141,36 @@ def test_what_a_network_policy_cannot_enforce_is_refused(network, about):
     refusals.check(replace(SPEC, network=replace(FULL, allowance=Allowance())), options)
     with pytest.raises(UnsupportedByBackend, match=about):
         refusals.check(replace(SPEC, network=network), options)
+
+
+@pytest.mark.promise("P111")
+def test_a_network_by_rule_adds_containers_and_changes_nothing_of_the_sandbox():
+    options = replace(OPTIONS, network_rules=True)
+    named = replace(SPEC, network=NetworkPolicy(allow=("example.com",)))
+    refusals.check(named, options)
+    with pytest.raises(UnsupportedByBackend, match="inspection"):
+        refusals.check(replace(SPEC, network=replace(FULL, inspect=True)), options)
+    closed = containers(pod_manifest.pod(ID, SPEC, options, "mine", "attempt", ["10.0.0.1:443"]))
+    pod = pod_manifest.pod(ID, named, options, "mine", "attempt", ["10.0.0.1:443"])
+    assert pod["metadata"]["labels"][pod_names.LABEL_NETWORK] == "rules"
+    found = containers(pod)
+    # The gate waits for the egress process, which waits for the policy.
+    assert list(found) == ["gate", "egress", "sandbox"]
+    assert found["gate"]["command"][-2:] == ["--network", pod_names.NETWORK_DIR]
+    assert found["egress"]["command"][-1] == "10.0.0.1:443"
+    (init,) = pod["spec"]["initContainers"]
+    assert init["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+    assert found["egress"]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert found["egress"]["securityContext"]["runAsUser"] not in (0, 1000)
+    # The egress process has neither keys nor the way to the runner.
+    assert set(mounts(found["egress"]).values()) == {"network-files", "network"}
+    added = set(mounts(found["sandbox"]).items()) - set(mounts(closed["sandbox"]).items())
+    assert added == {("/etc/resolv.conf", "resolver")}
+    same = {key: one for key, one in found["sandbox"].items() if key != "volumeMounts"}
+    assert same == {key: closed["sandbox"][key] for key in same}
+    items = [one["key"] for one in volumes(pod)["resolver"]["secret"]["items"]]
+    assert items == ["resolv.conf"]
+    assert set(pod_egress.secret_files(named, options)) >= {"egress.json", *items}
 
 
 @pytest.mark.promise("P111")

@@ -235,3 +235,17 @@ def test_a_refusal_of_the_cluster_is_named(refusal, error):
     assert type(found) is error
     assert refusal.message in found.message
     assert found.hint
+
+
+@pytest.mark.promise("P111")
+def test_a_node_that_cannot_make_a_network_by_rule_is_named():
+    told = '{"error":{"errno":2,"message":"set the rules of the Pod","step":"network"}}'
+    ended = {"terminated": {"exitCode": 1, "message": told}}
+    failed = {"status": {"initContainerStatuses": [{"name": "network", "state": ended}]}}
+    found = pod_status.start_error(ID, IMAGE, failed)
+    assert isinstance(found, BackendUnavailable)
+    assert "set the rules of the Pod" in found.message
+    assert "nftables" in found.hint
+    good = {"name": "network", "state": {"terminated": {"exitCode": 0}}}
+    started = {"status": {"initContainerStatuses": [good]}}
+    assert pod_status.start_error(ID, IMAGE, started) is None

@@ -66,6 +66,7 @@ class _CutStream:
     """A stream of an API server that goes away."""
 
     id = "trial_0123456789abcdef"
+    network_class = "closed"
 
     async def stream(self, *_: object) -> _CutStream:
         return self

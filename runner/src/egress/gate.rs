@@ -12,6 +12,7 @@
 
 use crate::inspect::Side;
 use crate::newcomers::{Newcomer, Newcomers};
+use crate::pod;
 use crate::reachability;
 use crate::sockets::pass_at_once;
 use crate::sys::{self, check, Errno};
@@ -51,6 +52,8 @@ pub struct Gate {
     hand_over: PathBuf,
     /// The path of that listener, which the sandbox does not see.
     listener: PathBuf,
+    /// The directory shared with the egress process, if the sandbox has one; see `pod`.
+    network: Option<PathBuf>,
     /// What must be out of reach before the runner gets it.
     closed_to: Vec<SocketAddr>,
 }
@@ -59,6 +62,8 @@ struct Entry {
     config: Arc<ServerConfig>,
     token: Vec<u8>,
     listener: PathBuf,
+    /// The token with which the egress process is controlled, and where it listens for commands.
+    network: Option<(Vec<u8>, PathBuf)>,
     threads: AtomicUsize,
     open: AtomicUsize,
     newcomers: Arc<Newcomers>,
@@ -70,7 +75,11 @@ struct Entry {
 /// Return the gate that a command line asks for; None if it asks for none.
 pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
     match arguments {
-        [mode, port, secrets, hand_over, listener, closed_to @ ..] if mode == "--gate" => {
+        [mode, port, secrets, hand_over, listener, others @ ..] if mode == "--gate" => {
+            let (network, closed_to) = match others {
+                [option, directory, rest @ ..] if option == "--network" => (Some(directory), rest),
+                rest => (None, rest),
+            };
             let port = port.to_str().and_then(|port| port.parse().ok());
             Some(
                 port.ok_or_else(|| "the port must be a number".to_owned())
@@ -80,34 +89,27 @@ pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
                             secrets: secrets.into(),
                             hand_over: hand_over.into(),
                             listener: listener.into(),
+                            network: network.map(PathBuf::from),
                             closed_to: reachability::parse(closed_to)?,
                         })
                     }),
             )
         }
         [mode, ..] if mode == "--gate" => Some(Err(
-            "usage: sandkasten-egress --gate PORT SECRETS HAND-OVER LISTENER [ADDRESS...]"
+            "usage: sandkasten-egress --gate PORT SECRETS HAND-OVER LISTENER [--network DIRECTORY] [ADDRESS...]"
                 .to_owned(),
         )),
         _ => None,
     }
 }
 
-/// The kubelet ends the Pod. If all containers ended well, it would report that the Pod succeeded, and
-/// leave out that it was evicted, and why.
-extern "C" fn leave(signal: libc::c_int) {
-    // SAFETY: allowed in a signal handler.
-    unsafe { libc::_exit(128 + signal) }
-}
-
 impl Gate {
     /// Serve until the runner ends, or until we are asked to.
     pub fn serve(self) -> Result<(), String> {
-        let handler = leave as extern "C" fn(libc::c_int);
-        // SAFETY: plain system calls. The first process of a container gets no signal without a handler.
+        crate::leave_on_request();
+        // SAFETY: plain system calls.
         unsafe {
             libc::signal(libc::SIGPIPE, libc::SIG_IGN);
-            libc::signal(libc::SIGTERM, handler as libc::sighandler_t);
             libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         }
         sys::no_new_privileges().map_err(|errno| message("cannot start", errno))?;
@@ -137,10 +139,15 @@ impl Gate {
             sys::read_file(self.secrets.join(name).as_os_str().as_bytes(), MOST_FILE)
                 .map_err(|errno| message(&format!("cannot read {}", name), errno))
         };
-        let token = read("token")?;
-        if token.len() != TOKEN_BYTES {
-            return Err(format!("the token must have {} bytes", TOKEN_BYTES));
-        }
+        let read_token = |name: &str| match read(name)? {
+            token if token.len() == TOKEN_BYTES => Ok(token),
+            _ => Err(format!("{} must have {} bytes", name, TOKEN_BYTES)),
+        };
+        let token = read_token("token")?;
+        let network = match &self.network {
+            Some(directory) => Some((read_token("network-token")?, directory.join(pod::CONTROL))),
+            None => None,
+        };
         let chain = vec![Certificate(read("cert.der")?)];
         let config = ServerConfig::builder()
             .with_safe_defaults()
@@ -151,6 +158,7 @@ impl Gate {
             config: Arc::new(config),
             token,
             listener: self.listener.clone(),
+            network,
             threads: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             newcomers: Newcomers::new(MOST_NEWCOMERS),
@@ -165,6 +173,11 @@ impl Gate {
             let why = format!("the network of this Pod stays open: {}", what);
             (reachability::STAYED_OPEN, why)
         })?;
+        // It ends with this connection.
+        let _egress = match &self.network {
+            Some(directory) => Some(await_egress(directory).map_err(|why| (1, why))?),
+            None => None,
+        };
         let runner = self
             .give_listener()
             .map_err(|errno| (1, message("cannot give the runner its listener", errno)))?;
@@ -197,6 +210,18 @@ impl Gate {
         sys::send_descriptors(runner.as_raw_fd(), &[listener.as_raw_fd()])?;
         Ok(runner)
     }
+}
+
+/// Return the connection of the egress process, which makes it when it is ready.
+fn await_egress(directory: &Path) -> Result<OwnedFd, String> {
+    let path = directory.join(pod::LIFE);
+    let once = pod::listen(&path)?;
+    poll_both(
+        &[(once.as_raw_fd(), libc::POLLIN)],
+        START.as_millis() as libc::c_int,
+    )
+    .and_then(|()| sys::accept(once.as_raw_fd()))
+    .map_err(|errno| message("the egress process does not start", errno))
 }
 
 fn message(what: &str, errno: Errno) -> String {
@@ -281,15 +306,19 @@ fn serve_client(client: &OwnedFd, entry: &Arc<Entry>, newcomer: Newcomer) -> Res
             poll_both(&[(fd, events(&outer))], left as libc::c_int + 1).map_err(failed)?;
         }
     }
-    verify_slices_are_equal(&outer.input[..TOKEN_BYTES], &entry.token)
-        .map_err(|_| "a wrong token")?;
+    let shown: Vec<u8> = outer.input.drain(..TOKEN_BYTES).collect();
+    let is = |token: &[u8]| verify_slices_are_equal(&shown, token).is_ok();
+    let target = match &entry.network {
+        Some((token, control)) if is(token) => control,
+        _ if is(&entry.token) => &entry.listener,
+        _ => return Err("a wrong token".to_owned()),
+    };
     drop(newcomer);
     let _place = Counted::below(entry, MOST_CONNECTIONS, |entry| &entry.open)
         .ok_or("too many connections")?;
-    outer.input.drain(..TOKEN_BYTES);
     wait_for_runner(entry)?;
-    let runner = connect(&entry.listener).map_err(|errno| message("runner", errno))?;
-    relay(outer, fd, runner.as_raw_fd())
+    let inner = connect(target).map_err(|errno| message("runner", errno))?;
+    relay(outer, fd, inner.as_raw_fd())
 }
 
 /// Wait until the runner has its listener.

@@ -5,7 +5,8 @@
 //! dials, counts and records. It depends on no daemon and ends with its sandbox. It runs without
 //! privileges, and reads nothing but the descriptors it was given.
 //!
-//! With `--gate` it is instead the way into a sandbox on another machine; see `gate`.
+//! With `--gate` it is instead the way into a sandbox on another machine; see `gate`. With `--pod` it makes
+//! its sockets itself; see `pod`.
 //!
 //! Descriptors: 3 TCP over IPv4, 4 the same over IPv6 (or /dev/null), 5 DNS, 6 control, 7 the life of the
 //! sandbox, 8 and 9 records, 10 the configuration.
@@ -26,6 +27,7 @@ mod inspect;
 mod limits;
 mod names;
 mod newcomers;
+mod pod;
 mod reachability;
 mod record;
 mod relay;
@@ -45,7 +47,11 @@ fn main() {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let done = match arguments.split_first() {
         Some((mode, addresses)) if mode == "--reach" => reachability::report(addresses),
-        _ => gate::wanted(&arguments).map_or_else(serve, |gate| gate?.serve()),
+        _ => match (gate::wanted(&arguments), pod::wanted(&arguments)) {
+            (Some(gate), _) => gate.and_then(|gate| gate.serve()),
+            (_, Some(pod)) => pod.and_then(|pod| pod.serve()),
+            _ => serve(),
+        },
     };
     let code = match done {
         Ok(()) => 0,
@@ -58,13 +64,6 @@ fn main() {
 }
 
 fn serve() -> Result<(), String> {
-    // SAFETY: plain system calls. A peer that is gone is an error of the write, not the end of us; and
-    // no other process may read our memory.
-    unsafe {
-        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
-        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    }
     let mut text = Vec::new();
     let file = std::fs::File::from(descriptor(10));
     file.take(MAX_CONFIG)
@@ -80,9 +79,39 @@ fn serve() -> Result<(), String> {
         life: descriptor(7),
     };
     let records = record::Records::new(descriptor(8), descriptor(9));
+    run(config, sockets, records)
+}
+
+/// Serve until the sandbox ends.
+fn run(
+    config: config::Config,
+    sockets: server::Sockets,
+    records: record::Records,
+) -> Result<(), String> {
+    // SAFETY: plain system calls. A peer that is gone is an error of the write, not the end of us; and
+    // no other process may read our memory.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    }
     server::Egress::new(config, sockets, records)
         .and_then(|egress| filter::install().and_then(|()| egress.run()))
         .map_err(|errno| std::io::Error::from_raw_os_error(errno).to_string())
+}
+
+/// The kubelet ends the Pod. If all containers ended well, it would report that the Pod succeeded, and
+/// leave out that it was evicted, and why.
+extern "C" fn leave(signal: libc::c_int) {
+    // SAFETY: allowed in a signal handler.
+    unsafe { libc::_exit(128 + signal) }
+}
+
+/// End when we are asked to. The first process of a container gets no signal without a handler.
+fn leave_on_request() {
+    let handler = leave as extern "C" fn(libc::c_int);
+    // SAFETY: plain system call.
+    unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) };
 }
 
 fn descriptor(number: i32) -> OwnedFd {

@@ -10,6 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const MOST: usize = 1 << 20;
 /// Records that wait to be written.
 const PENDING: usize = 64;
+/// Bytes of records in one answer.
+const ANSWER: usize = 48 << 10;
 
 pub struct Records {
     files: [OwnedFd; 2],
@@ -47,6 +49,33 @@ impl Records {
         }
     }
 
+    /// Return what follows a sequence number and is not older than a time, oldest first; at most some, so
+    /// that an answer fits the buffer of a socket. The files must be readable.
+    pub fn after(&mut self, sequence: u64, since: f64) -> Vec<Value> {
+        self.flush();
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        for file in [1 - self.current, self.current] {
+            let text = content(&self.files[file]);
+            for line in text.split(|byte| *byte == b'\n').filter(|l| !l.is_empty()) {
+                let record: Value = match serde_json::from_slice(line) {
+                    Ok(record) => record,
+                    Err(_) => continue,
+                };
+                let old = record["seq"].as_u64().map_or(true, |seq| seq <= sequence)
+                    || record["time"].as_f64().map_or(true, |time| time < since);
+                if old {
+                    continue;
+                }
+                bytes += line.len() + 1;
+                if bytes > ANSWER {
+                    return found;
+                }
+                found.push(record);
+            }
+        }
+        found
+    }
+
     pub fn is_pending(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -72,5 +101,61 @@ impl Records {
         if crate::sys::write_all(fd, lines.as_bytes()).is_ok() {
             self.written += lines.len();
         }
+    }
+}
+
+fn content(file: &OwnedFd) -> Vec<u8> {
+    let (mut found, mut part) = (Vec::new(), [0u8; 16 << 10]);
+    if crate::sys::seek(file.as_raw_fd(), 0, libc::SEEK_SET).is_err() {
+        return found;
+    }
+    // Records are appended, wherever this stops.
+    while let Ok(count) = crate::sys::read(file.as_raw_fd(), &mut part) {
+        if count == 0 || found.len() > 2 * MOST {
+            break;
+        }
+        found.extend_from_slice(&part[..count]);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> OwnedFd {
+        // SAFETY: the name ends with a zero.
+        let fd = unsafe { libc::memfd_create(b"records\0".as_ptr().cast(), libc::MFD_CLOEXEC) };
+        // SAFETY: plain system call. Records are appended to their files.
+        unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_APPEND) };
+        crate::sys::own(fd)
+    }
+
+    fn sequences(found: &[Value]) -> Vec<u64> {
+        found.iter().filter_map(|one| one["seq"].as_u64()).collect()
+    }
+
+    #[test]
+    fn records_are_read_in_parts_and_in_order_from_both_files() {
+        let mut records = Records::new(file(), file());
+        // More than one file holds, and less than both.
+        let text = "x".repeat(1000);
+        for _ in 0..1500 {
+            records.write(json!({"event": "opened", "host": text}));
+        }
+        let (mut after, mut seen) = (0, Vec::new());
+        loop {
+            let part = sequences(&records.after(after, 0.0));
+            match part.last() {
+                Some(last) => after = *last,
+                None => break,
+            }
+            assert!(part.len() < 100);
+            seen.extend(part);
+        }
+        assert_eq!(seen, (1..=1500).collect::<Vec<u64>>());
+        records.write(json!({"event": "refused"}));
+        assert_eq!(sequences(&records.after(1500, 0.0)), [1501]);
+        assert!(records.after(0, f64::MAX).is_empty());
     }
 }

@@ -10,7 +10,7 @@
 //! `{error: {step, message, errno}}` with nothing left running. Other plans describe no sandbox, and
 //! the pid is 0: `visible` mounts a volume where the caller sees it, `container` gives a network to a
 //! container of an engine,
-//! `give` and `take` do so from inside of containers, and `try_network` finds out whether the kernel has
+//! `give` and `take` do so from inside of containers, `pod` sets the rules of a Pod's network, and `try_network` finds out whether the kernel has
 //! what a network needs. It decides nothing: every argument of bubblewrap
 //! and of a runtime comes from the plan.
 
@@ -28,6 +28,7 @@ mod mounts;
 mod netlink;
 mod network;
 mod plan;
+mod pod;
 mod root;
 mod runtime;
 mod spawn;
@@ -74,6 +75,13 @@ fn launch() -> Outcome<Launched> {
     }
     if let Some(side) = hand_over::parse(&source)? {
         hand_over::carry_out(side)?;
+        return Ok(Launched {
+            born: nothing(),
+            shared: Vec::new(),
+        });
+    }
+    if let Some(pod) = pod::parse(&source)? {
+        pod.close()?;
         return Ok(Launched {
             born: nothing(),
             shared: Vec::new(),

@@ -36,9 +36,15 @@ const CHAIN: &[u8] = b"redirect\0";
 const PRIORITY_RAW: i32 = -300;
 const PRIORITY_DSTNAT: i32 = -100;
 const META_L4PROTO: u32 = 16;
-const NETWORK_HEADER: u32 = 1;
-const REGISTER: u32 = 1;
+pub const META_IIF: u32 = 4;
+pub const META_OIF: u32 = 5;
+/// The user id of the socket's owner.
+pub const META_SKUID: u32 = 10;
+pub const NETWORK_HEADER: u32 = 1;
+pub const TRANSPORT_HEADER: u32 = 2;
+pub const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
+const DROP: u32 = 0;
 const ACCEPT: u32 = 1;
 
 /// Where connections are redirected.
@@ -46,8 +52,14 @@ const ACCEPT: u32 = 1;
 pub enum Hook {
     /// When they arrive from a device.
     Prerouting = 0,
+    /// When they are for this namespace.
+    Input = 1,
+    /// When they are passed on from one device to another.
+    Forward = 2,
     /// When a program of the same namespace makes them.
     Output = 3,
+    /// When they leave by a device, which is known for certain only then.
+    Postrouting = 4,
 }
 
 /// Bytes of one or more messages.
@@ -149,7 +161,7 @@ fn nested(kind: u16, parts: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// Numbers of nftables are big-endian.
-fn number(kind: u16, value: u32) -> Vec<u8> {
+pub fn number(kind: u16, value: u32) -> Vec<u8> {
     attribute(kind, &value.to_be_bytes())
 }
 
@@ -278,29 +290,18 @@ pub fn redirect_tcp(family: libc::c_int, port: u16, hook: Hook) -> Result<()> {
     let mut batch = Batch::new(family);
     batch.chain(CHAIN, b"nat\0", hook, PRIORITY_DSTNAT);
     let loopback = if v4 {
-        [payload(16, 1), equals(&[127])]
+        [payload_of(NETWORK_HEADER, 16, 1), equals(&[127])]
     } else {
         [
-            payload(24, 16),
+            payload_of(NETWORK_HEADER, 24, 16),
             equals(&std::net::Ipv6Addr::LOCALHOST.octets()),
         ]
     };
     let [load, compare] = loopback;
     batch.rule(CHAIN, &[load, compare, accept()]);
-    let [protocol, tcp] = is_tcp();
-    let redirect = [
-        protocol,
-        tcp,
-        expression(
-            b"immediate\0",
-            &[
-                number(1, REGISTER),
-                nested(2, &[attribute(1, &port.to_be_bytes())]),
-            ],
-        ),
-        expression(b"redir\0", &[number(1, REGISTER)]),
-    ];
-    batch.rule(CHAIN, &redirect);
+    let mut tcp = is_tcp().to_vec();
+    tcp.extend(redirect(port));
+    batch.rule(CHAIN, &tcp);
     batch.send()
 }
 
@@ -322,7 +323,7 @@ pub fn track_only_tcp(family: libc::c_int) -> Result<()> {
 }
 
 /// Changes of nftables in our table of one family, which apply together.
-struct Batch {
+pub struct Batch {
     messages: Messages,
     head: [u8; 4],
 }
@@ -331,7 +332,7 @@ impl Batch {
     const CREATE: u16 = NLM_F_ACK | NLM_F_CREATE;
     const LIMITS: [u8; 4] = [0, 0, (NFTABLES >> 8 >> 8) as u8, (NFTABLES >> 8) as u8];
 
-    fn new(family: libc::c_int) -> Batch {
+    pub fn new(family: libc::c_int) -> Batch {
         const IPV4: u8 = 2;
         const IPV6: u8 = 10;
         let v4 = family == libc::AF_INET;
@@ -342,7 +343,7 @@ impl Batch {
         Batch { messages, head }
     }
 
-    fn chain(&mut self, name: &[u8], kind: &[u8], hook: Hook, priority: i32) {
+    pub fn chain(&mut self, name: &[u8], kind: &[u8], hook: Hook, priority: i32) {
         let hook = [number(1, hook as u32), number(2, priority as u32)];
         let chain = [
             attribute(1, TABLE),
@@ -354,7 +355,7 @@ impl Batch {
             .message(NEW_CHAIN, Batch::CREATE, &self.head, &chain.concat());
     }
 
-    fn rule(&mut self, chain: &[u8], expressions: &[Vec<u8>]) {
+    pub fn rule(&mut self, chain: &[u8], expressions: &[Vec<u8>]) {
         let rule = [
             attribute(1, TABLE),
             attribute(2, chain),
@@ -365,36 +366,75 @@ impl Batch {
             .message(NEW_RULE, add, &self.head, &rule.concat());
     }
 
-    fn send(mut self) -> Result<()> {
+    pub fn send(mut self) -> Result<()> {
         self.messages.message(BATCH_END, 0, &Batch::LIMITS, &[]);
         self.messages.send(libc::NETLINK_NETFILTER)
     }
 }
 
 fn is_tcp() -> [Vec<u8>; 2] {
-    let load = [number(1, REGISTER), number(2, META_L4PROTO)];
+    is_protocol(libc::IPPROTO_TCP as u8)
+}
+
+pub fn is_protocol(protocol: u8) -> [Vec<u8>; 2] {
+    [meta(META_L4PROTO), equals(&[protocol])]
+}
+
+/// Load what the kernel knows about a packet.
+pub fn meta(key: u32) -> Vec<u8> {
+    expression(b"meta\0", &[number(1, REGISTER), number(2, key)])
+}
+
+/// Redirect to a port of loopback, or of the device on which the packet arrives.
+pub fn redirect(port: u16) -> [Vec<u8>; 2] {
+    let load = [
+        number(1, REGISTER),
+        nested(2, &[attribute(1, &port.to_be_bytes())]),
+    ];
     [
-        expression(b"meta\0", &load),
-        equals(&[libc::IPPROTO_TCP as u8]),
+        expression(b"immediate\0", &load),
+        expression(b"redir\0", &[number(1, REGISTER)]),
     ]
 }
 
-fn expression(name: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
+/// Match packets of connections that the kernel has seen in both directions.
+pub fn established() -> Vec<Vec<u8>> {
+    const CT_STATE: u32 = 0;
+    const ESTABLISHED: u32 = 2;
+    const NOT_EQUAL: u32 = 1;
+    let load = [number(1, REGISTER), number(2, CT_STATE)];
+    let value = |kind: u16, bits: u32| nested(kind, &[attribute(1, &bits.to_ne_bytes())]);
+    let mask = [
+        number(1, REGISTER),
+        number(2, REGISTER),
+        number(3, 4),
+        value(4, ESTABLISHED),
+        value(5, 0),
+    ];
+    let compare = [number(1, REGISTER), number(2, NOT_EQUAL), value(3, 0)];
+    vec![
+        expression(b"ct\0", &load),
+        expression(b"bitwise\0", &mask),
+        expression(b"cmp\0", &compare),
+    ]
+}
+
+pub fn expression(name: &[u8], parts: &[Vec<u8>]) -> Vec<u8> {
     nested(1, &[attribute(1, name), nested(2, parts)])
 }
 
-/// Load bytes of the network header.
-fn payload(offset: u32, length: u32) -> Vec<u8> {
+/// Load bytes of a header of the packet.
+pub fn payload_of(header: u32, offset: u32, length: u32) -> Vec<u8> {
     let parts = [
         number(1, REGISTER),
-        number(2, NETWORK_HEADER),
+        number(2, header),
         number(3, offset),
         number(4, length),
     ];
     expression(b"payload\0", &parts)
 }
 
-fn equals(value: &[u8]) -> Vec<u8> {
+pub fn equals(value: &[u8]) -> Vec<u8> {
     let parts = [
         number(1, REGISTER),
         number(2, 0),
@@ -403,10 +443,18 @@ fn equals(value: &[u8]) -> Vec<u8> {
     expression(b"cmp\0", &parts)
 }
 
-fn accept() -> Vec<u8> {
+pub fn accept() -> Vec<u8> {
+    verdict(ACCEPT)
+}
+
+pub fn drop() -> Vec<u8> {
+    verdict(DROP)
+}
+
+fn verdict(code: u32) -> Vec<u8> {
     let parts = [
         number(1, VERDICT_REGISTER),
-        nested(2, &[nested(2, &[number(1, ACCEPT)])]),
+        nested(2, &[nested(2, &[number(1, code)])]),
     ];
     expression(b"immediate\0", &parts)
 }

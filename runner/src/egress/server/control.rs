@@ -98,7 +98,12 @@ impl Egress {
                 None => return json!({"error": "the allowance is not valid"}),
             }
         }
-        self.counts()
+        let mut answer = self.counts();
+        if let Some(sequence) = v["after"].as_u64() {
+            let since = v["since"].as_f64().unwrap_or(0.0);
+            answer["records"] = Value::Array(self.records.after(sequence, since));
+        }
+        answer
     }
 
     pub(super) fn counts(&self) -> Value {

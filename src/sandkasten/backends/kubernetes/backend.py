@@ -36,6 +36,8 @@ from sandkasten.backends.kubernetes.api import cluster_access
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused, ClusterClient
 from sandkasten.backends.kubernetes.cell import UNENFORCED, KubernetesCell, Ways
 from sandkasten.backends.kubernetes.kept_claims import KeptClaims
+from sandkasten.backends.kubernetes.network import pod_egress
+from sandkasten.backends.kubernetes.network.networked_cell import NetworkedCell
 from sandkasten.disk.atomic_file import create_file
 from sandkasten.disk.cleanup import finish
 from sandkasten.errors import (
@@ -215,8 +217,8 @@ class KubernetesBackend:
         return pod_network.refusal(policy, self._options)
 
     def fixes_networks(self) -> bool:
-        """Implement `ports.FixesNetworks`: the class of a Pod cannot be changed."""
-        return True
+        """Implement `ports.FixesNetworks`: the class of a Pod cannot be changed, its rules can."""
+        return not self._options.network_rules
 
     async def keeps_workspaces(self) -> bool:
         """Implement `ports.KeepsWorkspaces`."""
@@ -263,7 +265,7 @@ class KubernetesBackend:
         """Try once what sandboxes of a network class are like. Creates that wait for a trial share
         its failure: many that come at once do not try one after the other.
         """
-        network = pod_network.network_class(spec.network)
+        network = pod_network.network_class(spec.network, self._options)
         before = self._failed_trials.get(network)
         if network in self._tried:
             return
@@ -326,7 +328,10 @@ class KubernetesBackend:
         owner = await self._whose()
         keys = await asyncio.to_thread(entry_keys.make_keys, sandbox_id)
         found_by = {pod_names.LABEL_ID: part_of or sandbox_id}
-        secret = pod_manifest.secret(sandbox_id, owner, attempt, keys.to_data())
+        content = keys.to_data()
+        if pod_network.network_class(spec.network, self._options) == pod_network.RULES:
+            content |= pod_egress.secret_files(spec, self._options)
+        secret = pod_manifest.secret(sandbox_id, owner, attempt, content)
         secret["metadata"]["labels"].update(found_by)
         manifest = pod_manifest.pod(
             sandbox_id, spec, self._options, owner, attempt, await self._closed_to()
@@ -435,7 +440,8 @@ class KubernetesBackend:
         pod: Mapping[str, Any],
         keys: entry_keys.EntryKeys | None = None,
     ) -> KubernetesCell:
-        cell = KubernetesCell(
+        by_rule = pod_status.network_class(pod) == pod_network.RULES
+        cell = (NetworkedCell if by_rule else KubernetesCell)(
             sandbox_id, self._client, self._options, self._ways, pod, keys, self._remove
         )
         self._cells.add(cell)

@@ -104,9 +104,9 @@ class KubernetesCell:
     def unenforced(self) -> tuple[Unenforced, ...]:
         pids, workspace = UNENFORCED
         found = (pids, _NAMED_WORKSPACE if self._named_workspace else workspace)
-        if self.network_class == pod_network.CLOSED:
-            return found
-        return (*found, pod_network.UNENFORCED)
+        if self.network_class == pod_network.FULL:
+            return (*found, pod_network.UNENFORCED)
+        return found
 
     @property
     def address(self) -> str:
@@ -191,6 +191,16 @@ class KubernetesCell:
         keys = self._keys = self._keys or await self._read_keys()
         return await gate_stream.connect(self._address, self._options.port, keys, timeout_s)
 
+    async def dial_network(self) -> ByteStream:
+        """Connect to the egress process of this sandbox. Raise OSError."""
+        if self._gone:
+            raise pod_status.lost(self.id, "it was removed")
+        if self._ways.direct is False:
+            return await self._streamed(pod_names.NETWORK_CONTROL)
+        keys = self._keys = self._keys or await self._read_keys()
+        port = self._options.port
+        return await gate_stream.connect(self._address, port, keys.to_network(), _CONNECT_S)
+
     async def _read_keys(self) -> EntryKeys:
         try:
             secret = await self._client.get("secrets", pod_names.pod_name(self.id))
@@ -203,11 +213,11 @@ class KubernetesCell:
             raise pod_status.lost(self.id, "the Secret with its key is damaged")
         return keys
 
-    async def _streamed(self) -> ByteStream:
+    async def _streamed(self, path: str = pod_names.LISTENER) -> ByteStream:
         """Connect through the API server: a relay in the gate's container, where no code of the
         sandbox runs.
         """
-        command = (f"{self._options.programs}/sandkasten-runner", "--relay", pod_names.LISTENER)
+        command = (f"{self._options.programs}/sandkasten-runner", "--relay", path)
         name = pod_names.pod_name(self.id)
         try:
             return await self._client.stream(name, pod_names.GATE_CONTAINER, command)

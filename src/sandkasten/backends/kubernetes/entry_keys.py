@@ -13,7 +13,7 @@ import binascii
 import datetime
 import secrets
 import ssl
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import BackendUnavailable
@@ -30,6 +30,7 @@ _VALID: Final = datetime.timedelta(days=3650)
 # For clocks of nodes that differ.
 _BEFORE: Final = datetime.timedelta(days=1)
 _CERTIFICATE, _KEY, _TOKEN = "cert.der", "key.der", "token"
+_NETWORK: Final = "network-token"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,21 @@ class EntryKeys:
     key: bytes = field(repr=False)
     """PKCS#8. The daemon itself does not use it."""
     token: bytes = field(repr=False)
+    network_token: bytes = field(default=b"", repr=False)
+    """Leads to the egress process in place of the runner."""
+
+    def to_network(self) -> EntryKeys:
+        """Return the keys with which the egress process is reached."""
+        return replace(self, token=self.network_token)
 
     def to_data(self) -> dict[str, str]:
         """Return the content of the Secret."""
-        files = {_CERTIFICATE: self.certificate, _KEY: self.key, _TOKEN: self.token}
+        files = {
+            _CERTIFICATE: self.certificate,
+            _KEY: self.key,
+            _TOKEN: self.token,
+            _NETWORK: self.network_token,
+        }
         return {name: base64.b64encode(content).decode() for name, content in files.items()}
 
     def context(self) -> ssl.SSLContext:
@@ -63,9 +75,13 @@ def from_data(data: Mapping[str, object]) -> EntryKeys | None:
             base64.b64decode(str(data[name]), validate=True)
             for name in (_CERTIFICATE, _KEY, _TOKEN)
         )
+        # Daemons before this one made none.
+        network = base64.b64decode(str(data.get(_NETWORK) or ""), validate=True)
     except (KeyError, binascii.Error, ValueError):
         return None
-    return EntryKeys(certificate, key, token) if len(token) == TOKEN_BYTES else None
+    if len(token) != TOKEN_BYTES:
+        return None
+    return EntryKeys(certificate, key, token, network)
 
 
 def make_keys(sandbox_id: SandboxId) -> EntryKeys:
@@ -100,5 +116,6 @@ def make_keys(sandbox_id: SandboxId) -> EntryKeys:
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
         ),
+        secrets.token_bytes(TOKEN_BYTES),
         secrets.token_bytes(TOKEN_BYTES),
     )

@@ -61,6 +61,8 @@ class KubernetesOptions:
     """Whether a trial Pod must show that the network of sandboxes is closed."""
     network_full: bool = False
     """Whether the operator has a NetworkPolicy for Pods of the class `full`."""
+    network_rules: bool = False
+    """Whether Pods with a network have an egress process, whose init container has NET_ADMIN."""
     agent_sandbox: AgentSandbox = "auto"
     """Whether Pods are made by Sandbox objects of agent-sandbox; auto: where the cluster has it."""
     workspaces: WorkspaceOptions | None = None

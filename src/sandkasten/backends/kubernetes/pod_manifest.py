@@ -16,6 +16,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.backends.kubernetes import pod_names, pod_network
+from sandkasten.backends.kubernetes.network import pod_egress
 from sandkasten.model.sandbox.cell_spec import (
     HOME,
     TMP,
@@ -54,14 +55,15 @@ def pod(
     closed_to: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the Pod. Its runner starts when the addresses `closed_to` are out of its reach."""
-    return {
+    by_rule = pod_network.network_class(spec.network, options) == pod_network.RULES
+    made: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": pod_names.pod_name(sandbox_id),
             "labels": {
                 **pod_names.labels(owner, sandbox_id),
-                pod_names.LABEL_NETWORK: pod_network.network_class(spec.network),
+                pod_names.LABEL_NETWORK: pod_network.network_class(spec.network, options),
             },
             "annotations": {
                 "kubectl.kubernetes.io/default-container": pod_names.SANDBOX_CONTAINER,
@@ -78,7 +80,7 @@ def pod(
             "shareProcessNamespace": False,
             # Kubernetes takes lower case only; the case of a host name has no meaning.
             "hostname": spec.hostname.lower(),
-            **pod_network.names(spec),
+            **pod_network.names(spec, options),
             "terminationGracePeriodSeconds": _GRACE_S,
             "activeDeadlineSeconds": math.ceil(options.lifetime_s),
             "securityContext": {
@@ -88,10 +90,29 @@ def pod(
                 "seccompProfile": _seccomp(options),
             },
             # In this order: the runner is there when its container is started.
-            "containers": [_gate(options, closed_to), _sandbox(spec, options)],
+            "containers": [_gate(options, () if by_rule else closed_to), _sandbox(spec, options)],
             "volumes": _volumes(sandbox_id, spec),
         },
     }
+    if by_rule:
+        _add_egress(made["spec"], sandbox_id, options, closed_to)
+    return made
+
+
+def _add_egress(
+    made: dict[str, Any],
+    sandbox_id: SandboxId,
+    options: KubernetesOptions,
+    closed_to: Sequence[str],
+) -> None:
+    """Add the egress process to a Pod whose network is decided by rule."""
+    gate, sandbox = made["containers"]
+    gate["command"] += pod_egress.gate_arguments()
+    gate["volumeMounts"].append(pod_egress.shared_mount())
+    sandbox["volumeMounts"].append(pod_egress.resolver_mount())
+    made["initContainers"] = [pod_egress.init_container(options)]
+    made["containers"] = [gate, pod_egress.container(options, closed_to), sandbox]
+    made["volumes"] += pod_egress.volumes(sandbox_id)
 
 
 def secret(

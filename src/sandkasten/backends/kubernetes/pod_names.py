@@ -38,6 +38,10 @@ LABEL_MANAGER: Final = "app.kubernetes.io/managed-by"
 
 SANDBOX_CONTAINER: Final = "sandbox"
 GATE_CONTAINER: Final = "gate"
+EGRESS_CONTAINER: Final = "egress"
+"""Only in a Pod whose network is decided by rule; see `network/pod_egress.py`."""
+NETWORK_CONTAINER: Final = "network"
+"""The init container of such a Pod."""
 
 STATE_DIR: Final = f"{RUNNER_DIR}/state"
 ENTRY_DIR: Final = f"{RUNNER_DIR}/entry"
@@ -49,6 +53,10 @@ GATE_DIR: Final = f"{RUNNER_DIR}/gate"
 LISTENER: Final = f"{GATE_DIR}/listener"
 """The path of that listener, in the gate's container only."""
 KEYS_DIR: Final = f"{RUNNER_DIR}/keys"
+NETWORK_DIR: Final = f"{RUNNER_DIR}/network"
+"""In the gate's and the egress container only."""
+NETWORK_CONTROL: Final = f"{NETWORK_DIR}/control"
+"""Where the egress process takes commands."""
 
 _LABEL_VALUE = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?\Z")
 _KEY_CHARS: Final = 32

@@ -2,7 +2,8 @@
 
 `closed` reaches nothing. `full` reaches what the operator's policy for that class allows: public
 addresses, and neither the cluster nor a metadata service. Kubernetes decides about addresses alone:
-in a class there are no rules by name, limits, counters or records.
+in this class there are no rules by name, limits, counters or records. `rules` has all that: an
+egress process of ours is between the sandbox and what the policy allows (`network/pod_egress.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CLOSED: Final = "closed"
 FULL: Final = "full"
+RULES: Final = "rules"
 METADATA: Final = "169.254.169.254:80"
 """Where most clouds serve credentials of a node."""
 KUBELET_PORT: Final = 10250
@@ -37,13 +39,17 @@ _NO_RESOLVER: Final = "127.0.0.1"
 _DNS_PORT: Final = "53"
 
 
-def network_class(policy: NetworkPolicy) -> str:
+def network_class(policy: NetworkPolicy, options: KubernetesOptions) -> str:
     """Return the value of the label. `refusal` has accepted the policy."""
-    return CLOSED if policy.closed else FULL
+    if policy.closed:
+        return CLOSED
+    return RULES if options.network_rules else FULL
 
 
 def classes(options: KubernetesOptions) -> frozenset[str]:
     """Return every class that a sandbox can have."""
+    if options.network_rules:
+        return frozenset({CLOSED, RULES})
     return frozenset({CLOSED, FULL} if options.network_full else {CLOSED})
 
 
@@ -51,22 +57,29 @@ def refusal(policy: NetworkPolicy, options: KubernetesOptions) -> UnsupportedByB
     """Return the error for a network that no class has; None if the Pod can have it."""
     if policy.closed:
         return None
+    if options.network_rules:
+        if not policy.inspected:
+            return None
+        return _refused("does not support secrets and inspection of a network", _OTHER_BACKEND)
     if not options.network_full:
         return _refused(
             "does not give sandboxes a network",
             "set backends.kubernetes.networks.full: true and apply the NetworkPolicy for it "
-            f"(docs/guides/kubernetes.md), for network: full; or {_OTHER_BACKEND}",
+            "(docs/guides/kubernetes.md), for network: full; or networks.rules for rules; "
+            f"or {_OTHER_BACKEND}",
         )
     if not policy.full or policy.deny or policy.dry_run or policy.inspected:
         return _refused(
             "does not support rules, secrets and inspection of a network",
-            f"request network: full; or {_OTHER_BACKEND}",
+            "request network: full, or set backends.kubernetes.networks.rules: true; or "
+            f"{_OTHER_BACKEND}",
         )
     if policy.limits != NetworkLimits() or policy.allowance not in (None, Allowance()):
         return _refused(
             "does not limit what a sandbox sends and receives, and a limit is set: by the "
             "request, network.limits or the tenant's quota",
-            f"remove the limit; or {_OTHER_BACKEND}",
+            "remove the limit, or set backends.kubernetes.networks.rules: true; or "
+            f"{_OTHER_BACKEND}",
         )
     return None
 
@@ -74,10 +87,8 @@ def refusal(policy: NetworkPolicy, options: KubernetesOptions) -> UnsupportedByB
 def policy_hint(name: str) -> str:
     """Return what to do about a Pod of a class that reaches what it must not reach."""
     remedy = "apply the NetworkPolicy in docs/guides/kubernetes.md"
-    if name == FULL:
-        remedy += (
-            " for the class full, with the addresses of your API server, nodes and Pods in except"
-        )
+    if name != CLOSED:
+        remedy += f" for the class {name}, with your API server, nodes and Pods in its except"
     return (
         f"{remedy}, on a cluster whose network plugin enforces it; "
         "backends.kubernetes.network_policy: assumed skips this check"
@@ -88,10 +99,13 @@ def _refused(what: str, hint: str) -> UnsupportedByBackend:
     return UnsupportedByBackend(f"backend kubernetes {what}", hint=hint, backend="kubernetes")
 
 
-def names(spec: CellSpec) -> dict[str, Any]:
+def names(spec: CellSpec, options: KubernetesOptions) -> dict[str, Any]:
     """Return the part of the Pod's spec that says how names are resolved."""
     if spec.network.closed:
         return {"dnsPolicy": "None", "dnsConfig": {"nameservers": [_NO_RESOLVER]}}
+    if network_class(spec.network, options) == RULES:
+        # For the egress process. The sandbox asks that, and it knows the operator's names.
+        return {"dnsPolicy": "ClusterFirst"}
     hosts = [
         {"ip": address, "hostnames": [name]}
         for name, addresses in spec.ceiling.hosts.items()

@@ -44,6 +44,7 @@ _ENDED: Final = ("Succeeded", "Failed")
 _OUT_OF_MEMORY: Final = "OOMKilled"
 # The exit status of such a gate (runner/src/egress/reachability.rs).
 _STAYED_OPEN: Final = 77
+_OURS: Final = (pod_names.GATE_CONTAINER, pod_names.EGRESS_CONTAINER)
 _LOST: Final = {
     "Evicted": "its node evicted it",
     "DeadlineExceeded": "it reached the hard end of its life",
@@ -156,7 +157,7 @@ def stayed_open(sandbox_id: SandboxId, pod: Mapping[str, Any]) -> IsolationRefus
     """Return the error for a Pod whose gate gave up, because the network was not closed."""
     for one in _containers(pod):
         ended = _state(one).get("terminated") or {}
-        if one.get("name") == pod_names.GATE_CONTAINER and ended.get("exitCode") == _STAYED_OPEN:
+        if one.get("name") in _OURS and ended.get("exitCode") == _STAYED_OPEN:
             return IsolationRefused(
                 f"sandbox {sandbox_id} was not started: {_said(ended) or 'its network is open'}",
                 hint=pod_network.policy_hint(network_class(pod)),
@@ -208,7 +209,14 @@ def start_error(
                 hint=f"kubectl describe pod {pod_names.pod_name(sandbox_id)}",
             )
         ended = _state(one).get("terminated") or {}
-        if one.get("name") == pod_names.GATE_CONTAINER and ended.get("exitCode"):
+        if one.get("name") == pod_names.NETWORK_CONTAINER and ended.get("exitCode"):
+            return BackendUnavailable(
+                f"the network of sandbox {sandbox_id} could not be made: {_said(ended)}",
+                hint="networks by rule need nodes with nftables and connection tracking, and no "
+                "RuntimeClass with a network of its own; backends.kubernetes.networks.full needs "
+                "neither",
+            )
+        if one.get("name") in _OURS and ended.get("exitCode"):
             return BackendUnavailable(
                 f"sandbox {sandbox_id} could not be started: {_ended(str(one['name']), ended)}",
                 hint="check backends.kubernetes.runner_image and backends.kubernetes.programs_dir",
@@ -297,6 +305,7 @@ def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _containers(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from _status(pod).get("initContainerStatuses") or ()
     yield from _status(pod).get("containerStatuses") or ()
 
 

@@ -109,7 +109,9 @@ def unmade(sandbox_id: SandboxId, exc: ApiRefused) -> SandkastenError:
         return QuotaExceeded(what, hint=f"destroy sandboxes, request less, or {_more_quota(exc)}")
     if exc.status == _FORBIDDEN and "violates PodSecurity" in exc.message:
         return PolicyDenied(
-            what, hint="the namespace must allow the level restricted of Pod Security"
+            what,
+            hint="the namespace must allow the level restricted of Pod Security, and privileged "
+            "with backends.kubernetes.networks.rules",
         )
     if exc.status == _TOO_LARGE:
         return PayloadTooLarge(

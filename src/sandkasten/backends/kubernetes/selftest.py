@@ -54,7 +54,10 @@ async def examine_network(
     try:
         async with asyncio.timeout(_DEADLINE_S):
             name = pod_names.pod_name(cell.id)
-            stream = await client.stream(name, pod_names.GATE_CONTAINER, command)
+            # The one that the NetworkPolicy alone keeps from an address.
+            by_rule = cell.network_class == pod_network.RULES
+            container = pod_names.EGRESS_CONTAINER if by_rule else pod_names.GATE_CONTAINER
+            stream = await client.stream(name, container, command)
             text = b""
             try:
                 while (part := await stream.receive(_MOST_BYTES)) and len(text) < _MOST_BYTES:

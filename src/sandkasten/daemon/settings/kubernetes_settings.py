@@ -218,6 +218,12 @@ class KubernetesSettings:
         _DEFAULT.network_full,
         "Whether sandboxes may have network: full; needs a NetworkPolicy for this class.",
     )
+    network_rules: bool = setting(
+        "backends.kubernetes.networks.rules",
+        boolean,
+        _DEFAULT.network_rules,
+        "Whether sandboxes may have a network by rule; their Pods then need NET_ADMIN.",
+    )
     agent_sandbox: AgentSandbox = setting(
         "backends.kubernetes.agent_sandbox",
         choice(*AGENT_SANDBOX_USES),
@@ -333,6 +339,7 @@ class KubernetesSettings:
             port=self.port,
             network_policy=self.network_policy,
             network_full=self.network_full,
+            network_rules=self.network_rules,
             agent_sandbox=self.agent_sandbox,
             workspaces=self._workspaces(),
             runtime_class=self.runtime_class or "",
