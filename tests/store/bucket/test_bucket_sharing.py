@@ -4,9 +4,11 @@ files.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import os
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -151,3 +153,41 @@ async def test_a_large_file_passes_in_bounded_memory(open_store):
     await store.delete("t", "k")
     await store.collect(0.0)
     assert await objects_in(store._bucket) == []
+
+
+async def test_many_slow_clients_share_a_bounded_memory(open_store):
+    """Each has received, or sent, most of an object when all of them stop."""
+    store = await open_store()
+    data, clients = os.urandom(OBJECT_BYTES), 60
+    await store.put("t", "k", pieces(data))
+    gc.collect()
+    before = _rss()
+    async with AsyncExitStack() as stack:
+        readers = []
+        for _ in range(clients):
+            _, reader = await stack.enter_async_context(store.read("t", "k"))
+            readers.append((reader, [await anext(reader)]))
+        assert _rss() - before < 130 * MIB
+        for reader, got in readers:
+            got += [piece async for piece in reader]
+            assert b"".join(got) == data
+            got.clear()
+
+    gc.collect()
+    before, go_on = _rss(), asyncio.Event()
+    sent = asyncio.Semaphore(0)
+
+    async def slow():
+        for at in range(0, OBJECT_BYTES, MIB // 4):
+            yield data[at : min(at + MIB // 4, OBJECT_BYTES - 1)]
+        sent.release()
+        await go_on.wait()
+        yield data[-1:]
+
+    several = [asyncio.create_task(store.put("t", f"{one}", slow())) for one in range(clients)]
+    for _ in several:
+        await sent.acquire()
+    assert _rss() - before < 130 * MIB
+    go_on.set()
+    await asyncio.gather(*several)
+    assert await whole(store, f"{clients - 1}") == data

@@ -46,6 +46,8 @@ _LONGEST_PAUSE_S: Final = 10.0
 _LIST_BYTES: Final = 8 * 1024 * 1024
 _ERROR_BYTES: Final = 64 * 1024
 _CHUNK: Final = 256 * 1024
+# Each request has an object in memory, up to twice.
+_AT_ONCE: Final = 16
 _ENTRY: Final = re.compile(rb"<Contents>(.*?)</Contents>", re.DOTALL)
 
 
@@ -74,6 +76,7 @@ class Bucket:
         if not options.path_style:
             self._host, self._base = f"{options.bucket}.{parts.netloc}", ""
         self._session: aiohttp.ClientSession | None = None
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     async def __aenter__(self) -> Bucket:
         return self
@@ -133,7 +136,7 @@ class Bucket:
         while True:
             wanted_pause_s = 0.0
             try:
-                async with asyncio.timeout(self.options.timeout_s):
+                async with self._turns, asyncio.timeout(self.options.timeout_s):
                     answer = await self._send(request, data, most)
             except (TimeoutError, OSError, aiohttp.ClientError) as exc:
                 failure = unreachable(exc, self.options)

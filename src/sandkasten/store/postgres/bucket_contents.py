@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.store.bucket.bucket import object_sha256
 from sandkasten.store.bucket.bucket_errors import damaged_object
+from sandkasten.store.bucket.held_objects import HeldObject, HeldObjects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -28,6 +29,8 @@ _SWEEP_EVERY_S: Final = 86_400.0
 _AT_ONCE: Final = 100
 _DELETES_AT_ONCE: Final = 8
 _CHUNK: Final = 256 * 1024
+# Of all readers of this daemon.
+_HELD_BYTES: Final = 64 * 1024 * 1024
 _NOT_NAMED: Final = "NOT EXISTS (SELECT 1 FROM files WHERE content_id = contents.id)"
 
 
@@ -39,6 +42,7 @@ class BucketContents:
         self.min_bytes = bucket.options.min_bytes
         self._database = database
         self._bucket = bucket
+        self._held = HeldObjects(_HELD_BYTES)
         self._folder = f"{bucket.options.prefix}{folder}/"
 
     @classmethod
@@ -74,22 +78,35 @@ class BucketContents:
 
     async def pieces(self, content: str, offset: int, left: int) -> AsyncIterator[bytes]:
         """Yield a part of a content. Every object is complete and checked before it is used."""
-        while left > 0:
-            found = await self._database.fetch_one(
-                "SELECT starts_at, size_bytes, sha256 FROM content_objects"
-                " WHERE content_id = $1 AND starts_at <= $2 ORDER BY starts_at DESC LIMIT 1",
-                content,
-                offset,
-            )
-            if found is None or offset >= found["starts_at"] + found["size_bytes"]:
-                raise damaged_object("is missing")
-            name = self._name(content, found["starts_at"])
-            data = memoryview(await self._bucket.get(name, found["size_bytes"], found["sha256"]))
-            data = data[offset - found["starts_at"] :][:left]
-            offset += len(data)
-            left -= len(data)
-            for at in range(0, len(data), _CHUNK):
-                yield bytes(data[at : at + _CHUNK])
+        reader = object()
+        try:
+            while left > 0:
+                held = self._held.get(reader, offset)
+                if held is None:
+                    held = await self._object(content, offset)
+                    self._held.keep(reader, held)
+                at = offset - held.starts_at
+                piece = held.data[at : at + min(left, _CHUNK)]
+                # Not a second name of it while the piece is sent.
+                del held
+                offset += len(piece)
+                left -= len(piece)
+                yield piece
+        finally:
+            self._held.forget(reader)
+
+    async def _object(self, content: str, offset: int) -> HeldObject:
+        found = await self._database.fetch_one(
+            "SELECT starts_at, size_bytes, sha256 FROM content_objects"
+            " WHERE content_id = $1 AND starts_at <= $2 ORDER BY starts_at DESC LIMIT 1",
+            content,
+            offset,
+        )
+        if found is None or offset >= found["starts_at"] + found["size_bytes"]:
+            raise damaged_object("is missing")
+        name = self._name(content, found["starts_at"])
+        data = await self._bucket.get(name, found["size_bytes"], found["sha256"])
+        return HeldObject(found["starts_at"], data)
 
     async def drop(self, content: str) -> None:
         """Delete the objects of an upload that failed. Its row stays for `collect`, because a

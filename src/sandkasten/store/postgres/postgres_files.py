@@ -42,7 +42,7 @@ from sandkasten.store.file_store import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from sandkasten.ports import Clock, MaxStoredBytes
     from sandkasten.store.postgres.bucket_contents import BucketContents
@@ -54,6 +54,8 @@ log = logging.getLogger("sandkasten.store")
 _COLUMNS: Final = "key, tenant, size_bytes, content_type, sha256, created_at, expires_at, metadata"
 _LIVE: Final = "(expires_at IS NULL OR expires_at > $3)"
 _PIECE: Final = 256 * 1024
+# Of all uploads to this daemon: what has arrived and is not stored yet.
+_WAITING_BYTES: Final = 64 * 1024 * 1024
 # Longer than reading a file may take, and longer than an upload may take.
 READERS_S: Final = 3600.0
 ARRIVAL_S: Final = 86_400.0
@@ -81,6 +83,7 @@ class PostgresFileStore:
         self._database = database
         self._clock = clock
         self._uploads = UnfinishedUploads()
+        self._waiting_bytes = 0
 
     async def put(
         self,
@@ -285,27 +288,43 @@ class PostgresFileStore:
         await self._database.execute(
             "INSERT INTO contents (id, tenant) VALUES ($1, $2)", content, tenant
         )
-        async for piece in data:
-            size += len(piece)
-            allowed(size)
-            hashing.update(piece)
-            waiting += piece
-            if bucket is not None:
-                if size <= bucket.min_bytes:
-                    # It may stay so small, and then it is stored as rows.
-                    continue
-                await bucket.begin(content)
-                unit, store = OBJECT_BYTES, bucket.store
-                bucket = None
-            while len(waiting) >= unit:
-                await store(content, stored, bytes(waiting[:unit]))
-                stored += unit
-                del waiting[:unit]
-        while waiting:
-            await store(content, stored, bytes(waiting[:unit]))
-            stored += unit
-            del waiting[:unit]
+        try:
+            async for piece in data:
+                size += len(piece)
+                allowed(size)
+                hashing.update(piece)
+                waiting += piece
+                self._waiting_bytes += len(piece)
+                if bucket is not None:
+                    if size <= bucket.min_bytes:
+                        # It may stay so small, and then it is stored as rows.
+                        continue
+                    await bucket.begin(content)
+                    unit, store = OBJECT_BYTES, bucket.store
+                    bucket = None
+                # Many slow uploads store smaller objects, or they would fill the memory.
+                while len(waiting) >= (unit if self._waiting_bytes <= _WAITING_BYTES else _PIECE):
+                    stored += await self._store_first(store, content, stored, waiting, unit)
+            while waiting:
+                stored += await self._store_first(store, content, stored, waiting, unit)
+        finally:
+            self._waiting_bytes -= len(waiting)
         return _ArrivedContent(content, size, hashing.hexdigest())
+
+    async def _store_first(
+        self,
+        store: Callable[[str, int, bytes], Awaitable[None]],
+        content: str,
+        starts_at: int,
+        waiting: bytearray,
+        most: int,
+    ) -> int:
+        """Store the beginning of what waits, and remove it there; return its size."""
+        data = bytes(waiting[:most])
+        await store(content, starts_at, data)
+        del waiting[: len(data)]
+        self._waiting_bytes -= len(data)
+        return len(data)
 
     async def _store(self, content: str, starts_at: int, data: bytes) -> None:
         await self._database.execute(
