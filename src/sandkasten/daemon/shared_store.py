@@ -45,12 +45,11 @@ _SHARED: Final = (
     "network bytes of tenants",
 )
 _OF_ONE_NODE: Final = (
-    "other sandboxes",
+    "other sandboxes and quotas of them",
     "other workspaces",
     "images",
     "packages",
     "recordings",
-    "quotas of sessions, memory and disk",
 )
 
 
