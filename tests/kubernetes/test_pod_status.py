@@ -26,6 +26,7 @@ from sandkasten.errors import (
 from sandkasten.model.ids import SandboxId
 
 ID = SandboxId("sbx_0123456789abcdef")
+RANGE = 'pods "x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi'
 IMAGE = "example.org/python:3.11"
 RUNNING: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 
@@ -223,6 +224,7 @@ def test_messages_of_a_cluster_are_bounded_and_printable():
     [
         (ApiRefused(403, "Forbidden", 'pods "x" is forbidden: exceeded quota: q'), QuotaExceeded),
         (ApiRefused(403, "Forbidden", 'violates PodSecurity "restricted"'), PolicyDenied),
+        (ApiRefused(403, "Forbidden", RANGE, "boxes-acme"), PolicyDenied),
         (ApiRefused(403, "Forbidden", "User cannot create resource"), BackendUnavailable),
         (ApiRefused(409, "AlreadyExists", "exists"), Conflict),
         (ApiRefused(422, "Invalid", "spec.containers[1].image"), InvalidRequest),

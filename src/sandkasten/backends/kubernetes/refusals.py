@@ -107,6 +107,8 @@ def unmade(sandbox_id: SandboxId, exc: ApiRefused) -> SandkastenError:
         return Conflict(what, hint="use another id")
     if exc.over_quota:
         return QuotaExceeded(what, hint=f"destroy sandboxes, request less, or {_more_quota(exc)}")
+    if exc.outside_limit_range:
+        return _outside_range(what)
     if exc.status == _FORBIDDEN and "violates PodSecurity" in exc.message:
         return PolicyDenied(
             what,
@@ -120,6 +122,11 @@ def unmade(sandbox_id: SandboxId, exc: ApiRefused) -> SandkastenError:
     if exc.status == _INVALID:
         return InvalidRequest(what, hint="check the image's name and backends.kubernetes")
     return translated(exc, f"sandbox {sandbox_id} could not be made")
+
+
+def _outside_range(what: str) -> PolicyDenied:
+    # To wait would not help, and other requests are not concerned.
+    return PolicyDenied(what, hint="request limits that the LimitRange of the namespace allows")
 
 
 def _more_quota(exc: ApiRefused) -> str:
@@ -163,6 +170,8 @@ def unmade_claim(workspace: str, exc: ApiRefused) -> SandkastenError:
     what = f"workspace {plain_name(workspace)} could not be made: {exc.message}"
     if exc.over_quota:
         return QuotaExceeded(what, hint=f"delete workspaces, request less, or {_more_quota(exc)}")
+    if exc.outside_limit_range:
+        return _outside_range(what)
     if exc.status == _INVALID:
         return InvalidRequest(what, hint="check backends.kubernetes.workspaces")
     return translated(exc, f"workspace {plain_name(workspace)} could not be made")

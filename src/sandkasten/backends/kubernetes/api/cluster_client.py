@@ -76,6 +76,12 @@ class ApiRefused(Exception):
         return self.status == _FORBIDDEN and "exceeded quota" in self.message
 
     @property
+    def outside_limit_range(self) -> bool:
+        """Whether a LimitRange of the namespace forbids the size of what was asked for."""
+        told = (" usage per ", " max limit to request ratio per ")
+        return self.status == _FORBIDDEN and any(one in self.message for one in told)
+
+    @property
     def too_old(self) -> bool:
         """Whether a watch must start again from a fresh state."""
         return self.status == _GONE
