@@ -30,7 +30,7 @@ class WorkspaceOptions:
     """How named workspaces are kept: each in a claim of its own, or all in one."""
 
     storage_class: str = ""
-    """Of the claims; empty: the default one of the cluster."""
+    """The StorageClass of the claims; empty: the default one of the cluster."""
     access_mode: AccessMode = "ReadWriteOnce"
     """With ReadWriteOnce, sandboxes that share a workspace are placed on one node."""
     claim: str = ""

@@ -44,7 +44,7 @@ class TenantNamespaces:
         self._options = options
         self._root = KubernetesBackend(data_dir, options, read)
         self._backends: dict[str, KubernetesBackend] = {}
-        """By namespace: those of the settings, and what sandboxes of earlier settings need."""
+        """Backends by namespace: those of the settings, and those that older sandboxes need."""
         self._named = tuple(dict.fromkeys((options.namespace, *options.tenant_namespaces.values())))
         self._places: dict[SandboxId, str] = {}
         """Where sandboxes were made or seen; `owned` forgets those that are gone."""

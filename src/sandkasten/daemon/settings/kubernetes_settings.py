@@ -63,7 +63,7 @@ def label(name: str, value: object) -> str:
     found = string(name, value)
     if not _LABEL.match(found):
         hint = "write 1 to 63 lower-case letters, digits and -"
-        raise invalid(name, "a name of Kubernetes", value, hint)
+        raise invalid(name, "the name of a Kubernetes object", value, hint)
     return found
 
 
@@ -71,7 +71,7 @@ def object_name(name: str, value: object) -> str:
     found = string(name, value)
     if not _OBJECT.match(found):
         hint = "write 1 to 253 lower-case letters, digits, dots and -"
-        raise invalid(name, "a name of Kubernetes", value, hint)
+        raise invalid(name, "the name of a Kubernetes object", value, hint)
     return found
 
 
@@ -132,7 +132,7 @@ def tenant_namespaces(name: str, value: object) -> tuple[str, ...]:
         tenant, equals, namespace = one.partition("=")
         if not equals or not _TENANT.match(tenant) or not _LABEL.match(namespace):
             hint = "write tenant: namespace, such as acme: sandboxes-acme"
-            raise invalid(name, "namespaces of tenants", one, hint)
+            raise invalid(name, "a namespace for each tenant", one, hint)
     if len({one.partition("=")[0] for one in found}) < len(found):
         raise invalid(name, "one namespace for each tenant", ", ".join(found), "name each once")
     return found

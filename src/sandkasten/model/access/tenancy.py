@@ -56,7 +56,7 @@ class TenantTally:
     sessions: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
-    """Of workspaces without a name."""
+    """The size of workspaces without a name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ class Request:
     query: str = ""
     """Encoded by `encoded_query`."""
     sha256: str = EMPTY_SHA256
-    """Of the body."""
+    """The hash of the body."""
     md5: str = ""
-    """Of the body, in base64; empty: not sent."""
+    """The hash of the body, in base64; empty: not sent."""
 
 
 def encoded_path(path: str) -> str:
