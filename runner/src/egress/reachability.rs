@@ -76,6 +76,8 @@ pub fn wait_until_closed(addresses: &[SocketAddr], longest: Duration) -> Result<
 }
 
 /// Return the addresses that could not be seen to be closed; all are tried at once.
+// Without the first list, each would be waited for before the next one is tried.
+#[allow(clippy::needless_collect)]
 fn open(addresses: &[SocketAddr], time: Duration) -> Vec<SocketAddr> {
     let tries: Vec<_> = addresses
         .iter()
