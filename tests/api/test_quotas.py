@@ -594,28 +594,33 @@ async def test_the_command_line_reports_the_quota(daemon, command, tmp_path):
 
 
 async def test_concurrent_uploads_share_one_quota(daemon, tmp_path):
-    """All four are admitted while nothing is stored; only one of them fits."""
+    """All four are admitted while nothing is stored. What has arrived of the others counts, and so
+    does what was stored meanwhile.
+    """
     key = await acme_key(daemon, {"files"}, max_disk_bytes=1500)
-    arrived = asyncio.Event()
+    released = [asyncio.Event() for _ in range(4)]
 
-    async def body() -> AsyncIterator[bytes]:
-        yield b"x" * 500
-        await arrived.wait()
-        yield b"x" * 500
+    async def body(release: asyncio.Event) -> AsyncIterator[bytes]:
+        yield b"x" * 300
+        await release.wait()
+        yield b"x" * 700
 
-    async def upload() -> int:
-        return (await daemon.ask("POST", "/v1/files", data=body(), headers=key)).status
+    async def upload(release: asyncio.Event) -> int:
+        return (await daemon.ask("POST", "/v1/files", data=body(release), headers=key)).status
 
-    uploads = [asyncio.create_task(upload()) for _ in range(4)]
+    uploads = [asyncio.create_task(upload(one)) for one in released]
     partial = tmp_path / "data" / "files" / "making"
 
     async def all_started() -> object:
-        found = os.listdir(partial)
-        return len(found) == len(uploads) or found
+        sizes = [one.stat().st_size for one in partial.iterdir()]
+        return sizes == [300] * len(uploads) or sizes
 
     await until(all_started, "not every upload has started")
-    arrived.set()
-    assert sorted(await asyncio.gather(*uploads)) == [201, 507, 507, 507]
+    statuses = []
+    for release, one in zip(released, uploads, strict=True):
+        release.set()
+        statuses.append(await one)
+    assert statuses == [507, 507, 201, 507]
     # Replacing a file counts what is there afterwards.
     files = (await daemon.ask("GET", "/v1/files", headers=key)).json["files"]
     path = f"/v1/files?key={files[0]['key']}&overwrite=true"
