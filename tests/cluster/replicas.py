@@ -41,6 +41,8 @@ class Replicas:
     http: aiohttp.ClientSession
     """Opens a connection for each request, so the balancer chooses a replica for each."""
     installation: str
+    database: str
+    """Its URL."""
 
     @property
     def url(self) -> str:
@@ -90,6 +92,7 @@ async def replicas(
     Pod or a Secret is left.
     """
     installation = f"test-{secrets.token_hex(4)}"
+    database = await _new_database(server, installation.replace("-", "_"))
     settings = {
         "SANDKASTEN_API_KEY": _KEY,
         "SANDKASTEN_BACKEND": "kubernetes",
@@ -103,7 +106,7 @@ async def replicas(
         "SANDKASTEN_KUBERNETES_OVERCOMMIT": "100",
         # No controller of the test cluster enforces a NetworkPolicy.
         "SANDKASTEN_KUBERNETES_NETWORK_POLICY": "assumed",
-        "SANDKASTEN_STORE_URL": await _new_database(server, installation.replace("-", "_")),
+        "SANDKASTEN_STORE_URL": database,
         **environ,
     }
     async with AsyncExitStack() as stack:
@@ -122,19 +125,42 @@ async def replicas(
                 headers=OPERATOR, connector=aiohttp.TCPConnector(force_close=True, limit=0)
             )
         )
-        found = Replicas(cluster, server, tuple(daemons), balancer, http, installation)
+        found = Replicas(cluster, server, tuple(daemons), balancer, http, installation, database)
         yield found
         for one in await found.ask(daemons[0], "GET", "/v1/sessions?limit=1000"):
             await found.ask(daemons[0], "DELETE", f"/v1/sessions/{one['id']}")
 
 
 async def wait_until_empty(pair: Replicas) -> None:
-    """Wait until the replicas have removed what a killed one was making: Secrets and Pods."""
-    async with asyncio.timeout(_SWEPT_S):
-        while True:
-            if not await asyncio.to_thread(_objects, pair.cluster, pair.installation):
-                return
-            await asyncio.sleep(0.5)
+    """Wait until the replicas have removed what a killed one was making: Secrets and Pods. Fail
+    with what is known about those that are left.
+    """
+    deadline = time.monotonic() + _SWEPT_S
+    while left := await pair.objects():
+        assert time.monotonic() < deadline, "\n".join([*left, *await _told_about(pair, left)])
+        await asyncio.sleep(0.5)
+
+
+async def _told_about(pair: Replicas, left: list[str]) -> list[str]:
+    """Return what database, cluster and daemons say of these objects."""
+    ids = {one.rpartition("/")[2].replace("-", "_") for one in left}
+    connection = await asyncpg.connect(pair.database)
+    try:
+        found = [
+            f"{table}: {dict(row)}"
+            for table in ("ledger", "sessions")
+            for row in await connection.fetch(f"SELECT * FROM {table} WHERE id = ANY($1)", [*ids])
+        ]
+        found += [f"shard: {dict(row)}" for row in await connection.fetch("SELECT * FROM shards")]
+        locks = "SELECT * FROM pg_locks WHERE locktype = 'advisory'"
+        found += [f"lock: {dict(row)}" for row in await connection.fetch(locks)]
+    finally:
+        await connection.close()
+    for daemon in pair.daemons:
+        lines = (daemon.said_before + daemon.said).decode(errors="replace").splitlines()
+        found += [f"{daemon.url}: {one}" for one in lines if any(the in one for the in ids)]
+        found += [f"{daemon.url}: {one}" for one in lines[-30:]]
+    return found
 
 
 async def _new_database(server: PostgresServer, name: str) -> str:

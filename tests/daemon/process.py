@@ -28,6 +28,8 @@ class DaemonProcess:
         self.data_dir = data_dir
         self.url = ""
         self.said = b""
+        self.said_before = b""
+        """What the processes before this one said."""
         self._flags = flags
         self._environ = environ or {}
         self.begun = asyncio.Event()
@@ -52,6 +54,7 @@ class DaemonProcess:
             stdin=asyncio.subprocess.DEVNULL,
             env={**os.environ, **self._environ},
         )  # fmt: skip
+        self.said_before += self.said
         self.said = b""
         assert self._process.stderr is not None
         ready = asyncio.Event()
