@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from sandkasten.errors import InvalidConfiguration, QuotaExceeded, SessionExpire
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.store.ledger_rows import decode_row, encode_row
 from sandkasten.store.postgres.postgres_ledger import PostgresLedger
 from tests.api.daemon_in_process import serving
 
@@ -46,6 +48,23 @@ async def test_each_engine_reaps_its_part_and_inherits_that_of_a_dead_one(replic
     await database.execute(expire, first.shared.node)
     await second.renew()
     assert {*(await second.engine.sweep()).dead} == parts[0]
+
+
+@pytest.mark.promise("P106")
+async def test_pooled_sandboxes_of_a_killed_daemon_are_removed_by_the_one_that_follows_it(replicas):
+    """Only that one knows: to others, the node lives on."""
+    first, second = replicas
+    database = first.shared.database
+    made = [(await first.engine.create(CreateRequest())).id for _ in range(8)]
+    for found in await database.fetch("SELECT id, row FROM ledger"):
+        record = decode_row(found["row"].encode())
+        row = encode_row(replace(record, acquired="spare", owner_start=1)).decode()
+        await database.execute("UPDATE ledger SET row = $2 WHERE id = $1", found["id"], row)
+    for one in replicas:
+        await one.renew()
+    assert [the_id for the_id in made if second.leases.lease(the_id)]
+    assert (await second.engine.sweep()).expired == ()
+    assert {*(await first.engine.sweep()).expired} == set(made)
 
 
 @pytest.mark.promise("P106")

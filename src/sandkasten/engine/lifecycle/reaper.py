@@ -145,7 +145,12 @@ class Reaper:
             raise no_answer_error(backend.name, LIST_TIMEOUT_S) from exc
 
     def _is_ours(self, record: Record) -> bool:
-        return record.backend in self._backends and self._upkeep.is_ours(record.backend, record.id)
+        if record.backend not in self._backends:
+            return False
+        # What a daemon that was killed kept ready is known only to the one that follows it: others
+        # see that its node lives.
+        left = record.hidden and owner_gone(record)
+        return left or self._upkeep.is_ours(record.backend, record.id)
 
     def _is_settled(self, record: Record, *, quick: bool) -> bool:
         """Return whether nothing is to be done for a sandbox, as far as this process can tell
