@@ -193,6 +193,7 @@ def is_ready(found: Mapping[str, Any]) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
+@loopwatch.of_the_test
 def wait_for(
     look: Callable[[], Found],
     good: Callable[[Found], bool],

@@ -30,6 +30,8 @@ SERVICES = "10.96.0.0/24"
 SECCOMP_PROFILE = "sandkasten.json"
 _CGROUPS = Path("/sys/fs/cgroup")
 _BRIDGE = "pods"
+# The last thing that containerd says before it answers kubelets.
+_SERVES_KUBELETS = b"Start streaming server"
 _BRIDGED = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 _NETWORK = """
 set -e
@@ -90,6 +92,8 @@ class Node:
     certificates: Path
     _runtime: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _kubelet: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _said_before: int = field(default=0, repr=False)
+    """The size of containerd's log when this one was started."""
     _policies: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -138,8 +142,9 @@ class Node:
         # It finds its shim in PATH.
         path = f"{programs.containerd().parent}:{os.environ['PATH']}"
         words = [str(programs.containerd()), "--config", str(self.folder / "containerd.toml")]
-        log, scratch = self.folder / "containerd.log", self.folder / "tmp"
+        log, scratch = self._runtime_log, self.folder / "tmp"
         scratch.mkdir(exist_ok=True)
+        self._said_before = log.stat().st_size if log.exists() else 0
         self._runtime = self.machine.start(
             self._entering(words), log, PATH=path, TMPDIR=str(scratch)
         )
@@ -247,8 +252,14 @@ class Node:
 
     @loopwatch.of_the_test
     def is_up(self) -> bool:
-        """Return whether containerd answers."""
-        return _ctr(self.socket, "version").returncode == 0
+        """Return whether containerd answers, also to a kubelet: one that is started before ends."""
+        if _ctr(self.socket, "version").returncode != 0:
+            return False
+        return _SERVES_KUBELETS in self._runtime_log.read_bytes()[self._said_before :]
+
+    @property
+    def _runtime_log(self) -> Path:
+        return self.folder / "containerd.log"
 
     @loopwatch.of_the_test
     def load(self, archive: Path) -> None:
