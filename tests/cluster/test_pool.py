@@ -68,7 +68,7 @@ async def _claimed(pair: Replicas, at: DaemonProcess, **fields: object) -> Any:
 async def test_a_session_gets_a_pod_that_is_ready_and_both_replicas_serve_it(pair):
     one, other = pair.daemons
     ready = await _running(pair, 2 * READY)
-    # They are nobody's session.
+    # They are not listed as sessions.
     assert await pair.ask(other, "GET", "/v1/sessions") == []
     made = await _claimed(pair, one, env={"GREETING": "hello"}, labels={"n": "1"})
     assert _name(made) in ready

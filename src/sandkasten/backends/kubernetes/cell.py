@@ -168,8 +168,8 @@ class KubernetesCell:
             return await _greeted(await self._direct(_CONNECT_S), hello_s)
         if self._ways.fixed:
             return await _greeted(await self._streamed(), hello_s)
-        # One gate that was slow is no proof: whether Pods can be reached is tried again, beside a
-        # stream, which takes longer than a connection to a Pod that can.
+        # One slow gate does not prove that Pods cannot be reached. So the address is tried again
+        # beside the stream; if it can be reached, it answers first.
         trying = asyncio.ensure_future(self._direct(_CONNECT_S))
         try:
             return await _greeted(await self._streamed(), hello_s)

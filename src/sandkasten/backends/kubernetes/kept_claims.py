@@ -125,7 +125,7 @@ class KeptClaims:
     async def _make(self, workspace: str, size: int | str) -> None:
         owner = await self._whose()
         name = pod_names.workspace_key(owner, workspace)
-        found = await self._found(CLAIMS, name)
+        found = await self._client.find(CLAIMS, name)
         if found is None:
             attempt = secrets.token_hex(_ATTEMPT_BYTES)
             body = workspace_manifest.claim(owner, workspace, size, self.options, attempt)
@@ -178,7 +178,7 @@ class KeptClaims:
         await self._remove(target)
         if not self.options.claim:
             name = pod_names.workspace_key(owner, source)
-            found = await self._found(CLAIMS, name)
+            found = await self._client.find(CLAIMS, name)
             if found is None:
                 # It has never been used.
                 return
@@ -222,7 +222,7 @@ class KeptClaims:
                 await finish(self._end_task(pod))
             return
         name = pod_names.workspace_key(owner, workspace)
-        found = await self._found(CLAIMS, name)
+        found = await self._client.find(CLAIMS, name)
         if found is None or not await self._is_mine(found):
             return
         await self._client.delete(CLAIMS, name)
@@ -235,7 +235,7 @@ class KeptClaims:
             return False
         name = pod_names.workspace_key(await self._whose(), workspace)
         try:
-            return await self._found(CLAIMS, name) is not None
+            return await self._client.find(CLAIMS, name) is not None
         except ApiRefused as exc:
             raise refusals.translated(exc, "our claims cannot be looked at") from exc
 
@@ -321,14 +321,6 @@ class KeptClaims:
         except TimeoutError:
             return False
         return True
-
-    async def _found(self, kind: str, name: str) -> Mapping[str, Any] | None:
-        try:
-            return await self._client.get(kind, name)
-        except ApiRefused as exc:
-            if exc.not_there:
-                return None
-            raise
 
     async def _is_mine(self, one: Mapping[str, Any]) -> bool:
         told = (one.get("metadata") or {}).get("labels") or {}

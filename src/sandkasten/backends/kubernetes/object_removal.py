@@ -7,16 +7,15 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.backends.kubernetes import agent_sandboxes, object_watch, pod_names, pod_status
-from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
 
-# When a removal is no longer watched: half of the time that the engine allows (DESTROY_TIMEOUT_S),
-# which would take a node that does not answer for a cluster that does not. Such a node removes its
-# Pods when it is back, and one with many Pods to remove when it comes to them.
+# How long a removal is watched: half of the engine's DESTROY_TIMEOUT_S. After that time the engine
+# would take the whole cluster for away, though only one node does not answer. Such a node removes
+# its Pods when it is back; one that has many to remove needs longer.
 REMOVED_S: Final = 10.0
 _GRACE_S: Final = 1
 
@@ -43,7 +42,7 @@ class ObjectRemoval:
         `attempt`: only what this create has made; another one may have used the name since.
         """
         until = asyncio.get_running_loop().time() + REMOVED_S
-        pod = await self._found("pods", name)
+        pod = await self._client.find("pods", name)
         # First, because its controller replaces a Pod that is gone.
         if await self._sandboxes.used() or (pod and agent_sandboxes.has_sandbox(pod)):
             await self._delete(agent_sandboxes.KIND, name, attempt)
@@ -68,7 +67,7 @@ class ObjectRemoval:
         return attempt is None or pod_names.attempt_of(one) == attempt
 
     async def _delete(self, kind: str, name: str, attempt: str | None) -> None:
-        found = await self._found(kind, name)
+        found = await self._client.find(kind, name)
         if found is not None and await self._may_remove(found, attempt):
             await self._client.delete(kind, name, uid=_uid(found))
 
@@ -78,14 +77,6 @@ class ObjectRemoval:
             async for what, one in following:
                 if what == "DELETED" or _uid(one) != _uid(pod):
                     return
-
-    async def _found(self, kind: str, name: str) -> Mapping[str, Any] | None:
-        try:
-            return await self._client.get(kind, name)
-        except ApiRefused as exc:
-            if exc.not_there:
-                return None
-            raise
 
 
 def _uid(one: Mapping[str, Any]) -> str:

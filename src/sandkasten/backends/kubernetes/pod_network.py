@@ -34,7 +34,7 @@ UNENFORCED: Final = Unenforced(
     "use backend local, oci, gvisor or docker",
 )
 _OTHER_BACKEND: Final = "use backend local, oci, gvisor or docker, or network: none"
-# Without a network there is no resolver, and Kubernetes wants the address of one.
+# A sandbox without a network has no name server, but Kubernetes requires an address.
 _NO_RESOLVER: Final = "127.0.0.1"
 _DNS_PORT: Final = "53"
 

@@ -204,6 +204,15 @@ class ClusterClient:
     async def get(self, kind: str, name: str) -> Mapping[str, Any]:
         return await self._call("GET", await self._path(kind, name))
 
+    async def find(self, kind: str, name: str) -> Mapping[str, Any] | None:
+        """Return an object; None if it is not there."""
+        try:
+            return await self.get(kind, name)
+        except ApiRefused as exc:
+            if exc.not_there:
+                return None
+            raise
+
     async def delete(
         self, kind: str, name: str, *, uid: str = "", version: str = "", grace_s: int | None = None
     ) -> bool:
