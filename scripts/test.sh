@@ -5,11 +5,12 @@
 #   test.sh all      everything, every backend included (SANDKASTEN_LONG=1: every size in full)
 #   test.sh cluster  tests/cluster and both suites on a real Kubernetes of two nodes
 # Every phase runs, and any failure fails the whole. Nothing is run a second time.
+# What failed is named once more at the end, where a reader of a long log looks first.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 unset PYTHONDONTWRITEBYTECODE
 summary=()
-status=0
+failed=()
 logs=build/test-logs
 rm -rf $logs
 mkdir -p $logs
@@ -23,14 +24,26 @@ read -r worked kept < <(processors)
 
 note() {
     summary+=("$(printf '%-10s %-7s %4d s' "$1" "$2" "$3")")
-    [ "$2" = ok ] || status=1
+    [ "$2" = ok ] || failed+=("$1")
 }
 
 phase() {
     local name=$1 start=$SECONDS
     shift
     printf '\n== %s ==\n' "$name"
-    if "$@"; then note "$name" ok $((SECONDS - start)); else note "$name" FAILED $((SECONDS - start)); fi
+    if "$@" 2>&1 | tee "$logs/$name.log"; then
+        note "$name" ok $((SECONDS - start))
+    else
+        note "$name" FAILED $((SECONDS - start))
+    fi
+}
+
+# The tests that a phase names as failed, or else its last lines.
+failures() {
+    printf '\n== what failed in %s ==\n' "$1"
+    grep -aE '^(FAILED|ERROR|hostwatch:) |^test .* FAILED$|^error|: error: ' "$logs/$1.log" >"$logs/failed" ||
+        tail -n 10 "$logs/$1.log" >"$logs/failed"
+    tail -n 12 "$logs/failed" | cut -c1-300
 }
 
 # Start a phase in the background, in a process group of its own; `finish` waits for it and shows it.
@@ -188,6 +201,8 @@ esac
 
 read -r worked_now kept_now < <(processors)
 summary+=("processors worked $((worked_now - worked)) s, kept from this machine $((kept_now - kept)) s")
+for name in "${failed[@]}"; do failures "$name"; done
 printf '\n'
-printf '%s\n' "${summary[@]}" "$(printf '%-10s %-7s %4d s' total "$([ $status = 0 ] && echo ok || echo FAILED)" $SECONDS)"
-exit $status
+result=$([ ${#failed[@]} = 0 ] && echo ok || echo FAILED)
+printf '%s\n' "${summary[@]}" "$(printf '%-10s %-7s %4d s' total "$result" $SECONDS)"
+[ "$result" = ok ]

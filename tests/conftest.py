@@ -173,7 +173,7 @@ def pytest_terminal_summary(
         return
     terminalreporter.section("hostwatch: the run changed the host", red=True)
     for line in left:
-        terminalreporter.write_line(line)
+        terminalreporter.write_line(f"hostwatch: {line}")
 
 
 @pytest.fixture
