@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 OUR_NAMES = ("bwrap", "sandkasten", "runc", "runsc", "crun", "dockerd", "containerd", "docker-")
+
+# What our cgroups, and those of container engines that tests start, begin with.
+_CGROUP_NAMES = ("sandkasten", "sk", "docker", "kube", "containerd", "runsc", "buildkit", "dagger")
 
 # Sandboxes run under uids from here on; nobody else on a normal machine does.
 FIRST_SANDBOX_UID = 100_000
@@ -154,14 +157,29 @@ def _loops() -> Iterator[tuple[str, str]]:
 
 
 def _cgroups() -> Iterator[tuple[str, str]]:
+    own = _read("/proc/self/cgroup").decode(errors="replace").splitlines()
+    ours = {line.split(":", 2)[2] for line in own}
     for line in _read("/proc/self/mountinfo").decode(errors="replace").splitlines():
         left, _, right = line.partition(" - ")
         if right.split()[0] in ("cgroup", "cgroup2"):
             root = left.split()[4]
-            for folder, _, _ in os.walk(root):
+            for folder, folders, _ in os.walk(root):
+                folders[:] = watched_cgroups(folder.removeprefix(root), folders, ours)
                 # The empty parent of all sandboxes may stay, as a slice of systemd's does.
                 if folder != f"{root}/sandkasten":
                     yield folder, "cgroup"
+
+
+def watched_cgroups(parent: str, names: Sequence[str], ours: Collection[str]) -> Sequence[str]:
+    """Return which children of a cgroup can be made by tests.
+
+    Where this process got a cgroup, so does every login or job: they come and go with the work of
+    others. `ours`: the paths of this process.
+    """
+    given = {path.rpartition("/")[2] for path in ours if path.rpartition("/")[0] == parent}
+    if not parent or not given:
+        return names
+    return [name for name in names if name in given or name.startswith(_CGROUP_NAMES)]
 
 
 def _network_namespaces() -> Iterator[tuple[str, str]]:

@@ -98,6 +98,14 @@ def test_a_changed_canary_is_reported(planted_canary):
     ]
 
 
+def test_a_cgroup_that_another_login_got_is_not_watched():
+    ours = {"/logins/8f00", "/"}
+    beside = ["8f00", "d41d", "sandkasten"]
+    assert snapshot.watched_cgroups("/logins", beside, ours) == ["8f00", "sandkasten"]
+    assert snapshot.watched_cgroups("", ["d41d"], ours) == ["d41d"]
+    assert snapshot.watched_cgroups("/other", ["d41d"], ours) == ["d41d"]
+
+
 @pytest.mark.parametrize("part", ["mounts", "loops", "cgroups", "links", "firewall", "sysctls"])
 def test_added_removed_and_changed_kernel_objects_are_reported(planted_canary, part):
     clean = snapshot.take(planted_canary)
