@@ -140,6 +140,11 @@ a busy machine.
   the library of CEL in the calling process, without limits. The first, which starts the process,
   has no goal.
 """
+_BACKENDS_HEAD = """\
+What each backend can do where everything that it needs is there; `sandkasten doctor` and
+`GET /v1/backends` say the same of yours, and whether it is ready. [Choose a
+backend](../guides/choosing-a-backend.md) explains how a request gets one.
+"""
 _PROMISES_HEAD = """\
 Each promise of [SPECIFICATION.md](../../SPECIFICATION.md), and the tests that are marked with its
 id. A file without names is marked as a whole.
@@ -185,6 +190,32 @@ def benchmarks() -> str:
         for row in ROWS
         for goal in row.goals
     ]
+    return "\n".join(lines) + "\n"
+
+
+def backends() -> str:
+    from dataclasses import fields
+
+    from sandkasten.model.backends.backend_features import FEATURES, BackendFeatures, isolation_of
+
+    def shown(value: object) -> str:
+        if isinstance(value, tuple):
+            return ", ".join(value) or "–"
+        return {True: "yes", False: "–"}.get(value, str(value))  # type: ignore[call-overload]
+
+    lines = [NOTE, "# Backends\n", _BACKENDS_HEAD]
+    lines += [
+        f"| | {' | '.join(f'`{one}`' for one in FEATURES)} |",
+        "|---" * (len(FEATURES) + 1) + "|",
+    ]
+    lines.append(f"| isolation | {' | '.join(isolation_of(one) for one in FEATURES)} |")
+    for one in fields(BackendFeatures):
+        if one.name != "notes":
+            row = " | ".join(shown(getattr(has, one.name)) for has in FEATURES.values())
+            lines.append(f"| {one.name} | {row} |")
+    for name, has in FEATURES.items():
+        if has.notes:
+            lines += [f"\n## {name}\n", *(f"- {note}" for note in has.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -470,6 +501,7 @@ def main() -> int:
         PAGES / "sdk.md": sdk,
         PAGES / "http.md": http,
         PAGES / "benchmarks.md": benchmarks,
+        PAGES / "backends.md": backends,
         PAGES / "promises.md": promises,
         PAGES / "seeds.md": seeds,
         ROOT / "deploy" / "sandkasten.yaml": example,

@@ -18,6 +18,7 @@ from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
+from sandkasten.model.backends.backend_features import FEATURES, BackendReport
 from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.network_policy import NetworkCounts
@@ -26,6 +27,7 @@ from sandkasten.telemetry.json_log import JsonLines
 from sandkasten.telemetry.log_events import FanOut, LogEvents
 from sandkasten.telemetry.metrics import Metrics
 from tests.api.daemon_in_process import serving
+from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.api.raw import say
 
 
@@ -66,6 +68,35 @@ async def test_doctor_tells_what_the_machine_lacks_at_intervals(daemon, monkeypa
     daemon.server.examined = (-system.PROBE_FOR_S, {})
     assert (await daemon.ask("GET", "/v1/doctor")).json["reason"] == "no bubblewrap"
     assert looks == ["probe", False] * 2
+
+
+@pytest.mark.promise("P05")
+async def test_backends_are_listed_with_reasons_for_the_operator_alone(
+    engine, tmp_path, monkeypatch
+):
+    looks = []
+
+    async def reports() -> list[BackendReport]:
+        looks.append("look")
+        reason = "no socket at /run/secret.sock"
+        docker = BackendReport(
+            "docker", reason=reason, remedy="start it", features=FEATURES["docker"]
+        )
+        return [BackendReport("local", True, "standard", ready=True), docker]
+
+    monkeypatch.setattr(engine, "backends", reports)
+    async with booked(engine, tmp_path / "data") as daemon:
+        theirs = await new_key(daemon, tenant="acme")
+        told = await daemon.ask("GET", "/v1/backends", headers=AS_OPERATOR)
+        assert (told.status, told.json["count"]) == (200, 2)
+        local, docker = told.json["backends"]
+        assert set(local) == set(system.BackendLine.model_fields)
+        assert set(local["features"]) == set(system.FeaturesLine.model_fields)
+        assert (docker["name"], docker["ready"], docker["remedy"]) == ("docker", False, "start it")
+        seen = await daemon.ask("GET", "/v1/backends", headers=theirs)
+        assert seen.json["backends"][1]["features"] == docker["features"]
+        assert b"secret.sock" not in seen.raw
+        assert looks == ["look"]
 
 
 async def test_a_stopping_daemon_starts_nothing_new(daemon):

@@ -8,7 +8,9 @@ import pytest
 
 import sandkasten
 from sandkasten.client.import_clash import find_clash
+from sandkasten.engine.lifecycle.backend_survey import BackendSurvey
 from sandkasten.engine.lifecycle.isolation_tiers import TierSurvey
+from sandkasten.model.backends.backend_features import FEATURES, BackendReport
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from tests.unisolated.backend import UnisolatedBackend
 
@@ -29,7 +31,8 @@ def test_doctor_shows_the_create_time_of_a_ready_backend(cli):
     done = cli("doctor", "--json")
     found = json.loads(done.out)
     assert done.status == 0
-    assert {"ready", "reason", "remedy", "requirements", "unenforced", "tiers"} == set(found)
+    names = {"ready", "reason", "remedy", "requirements", "unenforced", "tiers", "backends"}
+    assert names == set(found)
     first, *others = found["tiers"]
     assert (first["name"], first["default"], first["ready"]) == ("unisolated", True, True)
     assert first["tried"]
@@ -47,6 +50,27 @@ def test_doctor_names_each_backend_and_its_remedy(cli):
     assert "--    tier gvisor: not ready: " in done.out
     assert done.out.endswith("ready: sandboxes work on this machine\n")
     assert done.status == 0
+
+
+def test_doctor_says_what_each_backend_can_and_cannot_do(cli, monkeypatch):
+    (default, *_) = json.loads(cli("doctor", "--no-measure", "--json").out)["backends"]
+    assert (default["name"], default["default"], default["ready"]) == ("unisolated", True, True)
+
+    async def reports(self) -> list[BackendReport]:
+        told = BackendReport("local", True, "standard", True, features=FEATURES["local"])
+        return [told, BackendReport("kubernetes", features=FEATURES["kubernetes"])]
+
+    monkeypatch.setattr(BackendSurvey, "reports", reports)
+    shown = cli("doctor", "--no-measure").out
+    assert (
+        "ok    backend local (default): isolation standard; network none, full, rules; "
+        "limits cpu, memory, pids, workspace; sessions; " in shown
+    )
+    assert "resize; not: GPUs\n" in shown
+    assert "--    backend kubernetes: isolation unknown; " in shown
+    assert "; not: limits pids, workspace; secrets; host mounts; " in shown
+    listed = json.loads(cli("doctor", "--no-measure", "--json").out)["backends"]
+    assert listed[1]["features"]["limits"] == ["cpu", "memory"]
 
 
 def test_doctor_shows_a_warning_of_a_tier_once(cli, monkeypatch):

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import SandboxLost, SandkastenError
+from sandkasten.model.backends.backend_features import ALL_LIMITS, FEATURES
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.usage import Usage
+from sandkasten.ports import Candid, Pausable, Resizes
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.frame_codec import GENERATION
 from tests.conformance.box import Box, eventually
@@ -27,6 +29,19 @@ async def test_probe_reports_ready_and_names_its_requirements(backend: Backend):
     assert readiness.ready
     assert readiness.reason == ""
     assert all(one.ok for one in readiness.requirements if one.required)
+
+
+async def test_cell_can_do_what_the_table_of_features_says(
+    backend: Backend, cell: Cell, backend_name: str
+):
+    has = FEATURES.get(backend.name)
+    if has is None:
+        assert backend.name == "unisolated" or ":" in backend_name
+        return
+    assert isinstance(cell, Pausable) is has.pause
+    assert isinstance(backend, Resizes) is has.resize
+    told = cell.unenforced if isinstance(cell, Candid) else ()
+    assert {one.limit for one in told} >= set(ALL_LIMITS) - set(has.limits)
 
 
 async def test_create_returns_a_cell_whose_runner_answers(cell: Cell):

@@ -280,7 +280,7 @@ async def test_an_engine_is_probed_and_tried_only_where_it_is_the_default(opened
 
 
 async def test_a_survey_does_not_wait_forever(opened, monkeypatch):
-    monkeypatch.setattr("sandkasten.engine.lifecycle.isolation_tiers._PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("sandkasten.engine.lifecycle.backend_survey._PROBE_TIMEOUT_S", 0.05)
     docker = Named("docker")
 
     async def hang() -> Readiness:

@@ -15,7 +15,7 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from sandkasten.api.previews.preview_access import Previews
     from sandkasten.api.request.authentication import Doorkeeper
@@ -71,4 +71,7 @@ class Server:
     """When the backend was last looked at, and what was wrong with it."""
     examining: asyncio.Lock = field(default_factory=asyncio.Lock)
     examined: tuple[float, Mapping[str, Any]] | None = None
+    surveying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    surveyed: tuple[float, Sequence[Mapping[str, Any]]] | None = None
+    """When all backends were last looked at, and their reports."""
     """When `/v1/doctor` last looked at the machine, and what it answered."""

@@ -19,6 +19,7 @@ from sandkasten.engine.commands.terminals import Terminal, TerminalSessions, ope
 from sandkasten.engine.drain import Drain
 from sandkasten.engine.handles import Handles
 from sandkasten.engine.lifecycle.admission import Admission
+from sandkasten.engine.lifecycle.backend_survey import BackendSurvey
 from sandkasten.engine.lifecycle.end_watch import EndWatch
 from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers, TierSurvey
 from sandkasten.engine.lifecycle.ledger_readiness import probed, with_extras
@@ -201,13 +202,9 @@ class Engine:
             in_flight=self._in_flight,
         )
         self._survey = TierSurvey(
-            backends=backends,
-            default_backend=default_backend,
-            policy=policy,
-            images=images,
-            planner=planner,
-            sandboxes=self._sandboxes,
+            backends, default_backend, policy, images, planner, self._sandboxes
         )
+        self.backends = BackendSurvey(backends, default_backend).reports
         self._pausing = PauseControl(self._handles, store, policy, clock, events, self.network)
         self._reaper = Reaper(
             backends=backends,

@@ -85,6 +85,28 @@ export interface AuditVerification {
   flaw: AuditFlawInfo | null;
 }
 
+/** One backend of the daemon. */
+export interface BackendLine {
+  name: string;
+  /** What a request gets that nothing sends elsewhere. */
+  default: boolean;
+  /** `standard`, `gvisor` or `unknown`. */
+  isolation: string;
+  ready: boolean;
+  /** Why it is not ready; only for keys with the scope admin. */
+  reason: string;
+  /** Only for keys with the scope admin. */
+  remedy: string;
+  features: FeaturesLine;
+  /** Limits that this machine, Docker Engine or cluster does not enforce. */
+  unenforced: UnenforcedLimit[];
+}
+
+export interface BackendList {
+  backends: BackendLine[];
+  count: number;
+}
+
 export interface Chunk {
   seq: number;
   stream: string;
@@ -348,6 +370,7 @@ export interface Doctor {
   requirements: RequirementLine[];
   unenforced: UnenforcedLimit[];
   tiers: TierLine[];
+  backends: BackendLine[];
 }
 
 export interface Done {
@@ -538,6 +561,35 @@ export interface ExecuteBody {
   /** The text of a prompt file, in place of one of the daemon's. */
   source?: string | null | undefined;
   session?: RunSession | null | undefined;
+}
+
+/** What a backend can do where everything that it needs is there. */
+export interface FeaturesLine {
+  /** What isolates. */
+  summary: string;
+  /** false: it runs only one-shots. */
+  sessions: boolean;
+  /** Of `none`, `full` and `rules`. */
+  networks: string[];
+  /** Rules of a living sandbox can be changed. */
+  networkUpdates: boolean;
+  secrets: boolean;
+  /** Enforced ones of `cpu`, `memory`, `pids`, `workspace`. */
+  limits: string[];
+  /** Workspaces with a name. */
+  workspaces: boolean;
+  /** Directories of the host. */
+  mounts: boolean;
+  packages: boolean;
+  devProfile: boolean;
+  pause: boolean;
+  /** Of the files of a sandbox. */
+  snapshots: boolean;
+  /** Limits of a sandbox can be changed. */
+  resize: boolean;
+  gpus: boolean;
+  /** Further differences. */
+  notes: string[];
 }
 
 export interface StoredFile {
@@ -1582,6 +1634,8 @@ export interface Types {
   AuditEntry: AuditEntry;
   AuditFlawInfo: AuditFlawInfo;
   AuditVerification: AuditVerification;
+  BackendLine: BackendLine;
+  BackendList: BackendList;
   Chunk: Chunk;
   CodeBody: CodeBody;
   CodeContext: CodeContext;
@@ -1615,6 +1669,7 @@ export interface Types {
   ExecPast: ExecPast;
   ExecUsage: ExecUsage;
   ExecuteBody: ExecuteBody;
+  FeaturesLine: FeaturesLine;
   FileContent: FileContent;
   FileEntry: FileEntry;
   FileList: FileList;
@@ -1715,10 +1770,12 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   AllImages: { images: "ImageInfo" },
   AllWorkspaces: { workspaces: "Workspace" },
   AuditVerification: { flaw: "AuditFlawInfo" },
+  BackendLine: { features: "FeaturesLine", unenforced: "UnenforcedLimit" },
+  BackendList: { backends: "BackendLine" },
   CodeResult: { error: "CodeError", results: "CodeDisplay" },
   CreateBody: { limits: "CreateBodyLimits", network: "CreateBodyNetwork" },
   CreateBodyNetwork: { limits: "CreateBodyNetworkLimits" },
-  Doctor: { requirements: "RequirementLine", tiers: "TierLine", unenforced: "UnenforcedLimit" },
+  Doctor: { backends: "BackendLine", requirements: "RequirementLine", tiers: "TierLine", unenforced: "UnenforcedLimit" },
   Entries: { entries: "FileEntry" },
   EntryList: { entries: "AuditEntry" },
   EventList: { events: "RunEvent" },

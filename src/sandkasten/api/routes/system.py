@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 from starlette.responses import Response
@@ -18,7 +18,7 @@ from sandkasten.errors import BackendUnavailable, Busy, NotFound, SandkastenErro
 from sandkasten.model.sandbox.readiness import Readiness
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from sandkasten.api.request.http_call import Call
     from sandkasten.api.server_context import Server
@@ -89,6 +89,46 @@ class TierLine(Answer):
     create_ms: float | None = Field(description="The median of a few creates, if tried.")
 
 
+class FeaturesLine(Answer):
+    """What a backend can do where everything that it needs is there."""
+
+    summary: str = Field(description="What isolates.")
+    sessions: bool = Field(description="false: it runs only one-shots.")
+    networks: list[str] = Field(description="Of `none`, `full` and `rules`.")
+    network_updates: bool = Field(description="Rules of a living sandbox can be changed.")
+    secrets: bool
+    limits: list[str] = Field(description="Enforced ones of `cpu`, `memory`, `pids`, `workspace`.")
+    workspaces: bool = Field(description="Workspaces with a name.")
+    mounts: bool = Field(description="Directories of the host.")
+    packages: bool
+    dev_profile: bool
+    pause: bool
+    snapshots: bool = Field(description="Of the files of a sandbox.")
+    resize: bool = Field(description="Limits of a sandbox can be changed.")
+    gpus: bool
+    notes: list[str] = Field(description="Further differences.")
+
+
+class BackendLine(Answer):
+    """One backend of the daemon."""
+
+    name: str
+    default: bool = Field(description="What a request gets that nothing sends elsewhere.")
+    isolation: str = Field(description="`standard`, `gvisor` or `unknown`.")
+    ready: bool
+    reason: str = Field(description="Why it is not ready; only for keys with the scope admin.")
+    remedy: str = Field(description="Only for keys with the scope admin.")
+    features: FeaturesLine
+    unenforced: list[UnenforcedLimit] = Field(
+        description="Limits that this machine, Docker Engine or cluster does not enforce."
+    )
+
+
+class BackendList(Answer):
+    backends: list[BackendLine]
+    count: int
+
+
 class Doctor(Answer):
     """What the machine of the daemon has and lacks, as `sandkasten doctor --json` prints it."""
 
@@ -98,6 +138,7 @@ class Doctor(Answer):
     requirements: list[RequirementLine]
     unenforced: list[UnenforcedLimit]
     tiers: list[TierLine]
+    backends: list[BackendLine]
 
 
 class SettingAnswer(Answer):
@@ -150,7 +191,25 @@ async def doctor(call: Call) -> Response:
             tiers = await server.engine.tiers(measure=False)
             found = {**asdict(machine), "tiers": [asdict(one) for one in tiers]}
             server.examined = (server.clock.boottime(), found)
-    return answer(server.examined[1])
+    return answer({**server.examined[1], "backends": await _backends(server)})
+
+
+async def backends(call: Call) -> Response:
+    found = await _backends(call.server)
+    if not call.principal.may("admin"):
+        # A reason can name files and addresses of the operator.
+        found = [{**one, "reason": "", "remedy": ""} for one in found]
+    return answer({"backends": found, "count": len(found)})
+
+
+async def _backends(server: Server) -> Sequence[Mapping[str, Any]]:
+    """Return the reports. All clients together look at most once in a while."""
+    now = server.clock.boottime()
+    async with server.surveying:
+        if server.surveyed is None or now - server.surveyed[0] > PROBE_FOR_S:
+            found = [asdict(one) for one in await server.engine.backends()]
+            server.surveyed = (server.clock.boottime(), found)
+    return server.surveyed[1]
 
 
 async def version(call: Call) -> Response:
@@ -287,6 +346,15 @@ ROUTES = (
         answer=Doctor,
         description="The same as `sandkasten doctor --no-measure --json` on the machine of the "
         "daemon. Looks at most once in ten seconds, and creates no sandbox of a client.",
+    ),
+    Route(
+        "GET",
+        "/v1/backends",
+        backends,
+        "What each backend can and cannot do",
+        "system",
+        answer=BackendList,
+        description="The default backend is first. Looks at most once in ten seconds.",
     ),
     Route(
         "GET",

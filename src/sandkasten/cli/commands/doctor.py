@@ -11,6 +11,7 @@ from sandkasten.cli.output import painted, paragraph, put, put_json
 from sandkasten.client.import_clash import find_clash
 from sandkasten.errors import BackendUnavailable
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.backends.backend_features import BackendReport, supported, unsupported
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _MEANING: Final = {"ok": "ok", "MISS": "missing", "warn": "warning"}
 class Findings:
     machine: Readiness
     tiers: tuple[Tier, ...] = ()
+    backends: tuple[BackendReport, ...] = ()
 
     @property
     def good(self) -> bool:
@@ -35,7 +37,13 @@ async def examine(state: State, *, measure: bool) -> int:
     """Return 0 if sandboxes can be created on this machine, else 1."""
     found = _with_clash(await _findings(state, measure=measure))
     if state.json:
-        put_json({**asdict(found.machine), "tiers": [asdict(one) for one in found.tiers]})
+        put_json(
+            {
+                **asdict(found.machine),
+                "tiers": [asdict(one) for one in found.tiers],
+                "backends": [asdict(one) for one in found.backends],
+            }
+        )
     else:
         _show(found)
     return 0 if found.good else EXIT_NOT_READY
@@ -51,7 +59,8 @@ async def _findings(state: State, *, measure: bool) -> Findings:
         remote = named.url is not None and not state.embedded
         transport = await connect(named if remote else state.here)
         machine = await transport.probe(state.backend)
-        return Findings(machine, tuple(await transport.tiers(measure=measure)))
+        tiers = tuple(await transport.tiers(measure=measure))
+        return Findings(machine, tiers, tuple(await transport.backends()))
     except BackendUnavailable as exc:
         # The engine cannot be opened: that is the finding.
         return Findings(Readiness(ready=False, reason=exc.message, remedy=exc.hint))
@@ -81,6 +90,8 @@ def _show(found: Findings) -> None:
             if one not in shown:
                 shown.add(one)
                 _line("warn", f"tier {tier.name}: {one.name}: {one.state}", one.remedy)
+    for backend in found.backends:
+        _show_backend(backend)
     if found.good:
         put("ready: sandboxes work on this machine")
         return
@@ -97,6 +108,15 @@ def _show_tier(tier: Tier) -> None:
         _line("ok", f"tier {name}: ready{image}{took}")
         return
     _line("MISS" if tier.default else "--", f"tier {name}: not ready: {tier.reason}", tier.remedy)
+
+
+def _show_backend(backend: BackendReport) -> None:
+    name = backend.name + (" (default)" if backend.default else "")
+    can, cannot = supported(backend.features), unsupported(backend.features)
+    if not can:
+        return
+    text = f"backend {name}: isolation {backend.isolation}; {'; '.join(can)}"
+    _line("ok" if backend.ready else "--", text + (f"; not: {'; '.join(cannot)}" if cannot else ""))
 
 
 def _line(mark: str, text: str, remedy: str = "") -> None:

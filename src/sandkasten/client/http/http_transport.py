@@ -34,6 +34,7 @@ from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
 from sandkasten.client.transfer import large_stdin
 from sandkasten.errors import BackendUnavailable, SandkastenError, UnsupportedByBackend
+from sandkasten.model.backends.backend_features import BackendReport
 from sandkasten.model.sandbox.readiness import Readiness, Tier
 
 if TYPE_CHECKING:
@@ -325,6 +326,13 @@ class HttpTransport:
         """Return its tiers. No sandbox is created to measure one."""
         told = record(await self._doctor())
         return values_of(Tier, told.get("tiers"), "tiers")
+
+    async def backends(self) -> Sequence[BackendReport]:
+        """Return what each of its backends can do. Only a key with the scope admin gets reasons."""
+        told = await self.connection.ask(
+            HttpRequest("GET", "/v1/backends", repeatable=True, answer_s=_DOCTOR_S)
+        )
+        return values_of(BackendReport, record(told).get("backends"), "backends")
 
     async def sweep(self) -> Swept:
         raise _only_there("for a sweep", "the daemon does it by itself, every minute")

@@ -8,10 +8,10 @@ BackendUnavailable; measures by creating and destroying real sandboxes.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.engine.lifecycle.backend_survey import readiness_of
 from sandkasten.errors import (
     BackendUnavailable,
     InvalidRequest,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _GVISOR: Final = "gvisor"
 _CREATES: Final = 3
-# A probe makes at most one trial sandbox, which takes seconds on a busy machine.
-_PROBE_TIMEOUT_S: Final = 60.0
 # Names that a machine with any image is likely to have.
 _LIKELY_IMAGES: Final = ("python", "linux", "node", "base")
 _NO_IMAGE: Final = "there is no image in the store"
@@ -169,7 +167,6 @@ class TierSurvey:
 
     def __init__(
         self,
-        *,
         backends: Mapping[str, Backend],
         default_backend: str,
         policy: Policy,
@@ -223,7 +220,7 @@ class TierSurvey:
         try:
             if default:
                 backend = (await self._planner.plan(wanted)).backend.name
-            found = await self._probed(backend)
+            found = await readiness_of(self._backends[backend])
             if found.ready:
                 plan = await self._planner.plan(wanted)
                 create_ms = await self._create_ms(wanted) if measure else None
@@ -245,21 +242,10 @@ class TierSurvey:
 
     async def _looked_at(self, name: str) -> Tier:
         """Only probe: planning a sandbox could already copy an image into the user's engine."""
-        found = await self._probed(name)
+        found = await readiness_of(self._backends[name])
         if not found.ready:
             return _missing(name, name, found.reason, found.remedy)
         return Tier(name=name, backend=name, ready=True, warnings=_warnings(found))
-
-    async def _probed(self, backend: str) -> Readiness:
-        try:
-            async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                return await self._backends[backend].probe()
-        except TimeoutError:
-            return Readiness(
-                ready=False,
-                reason=f"it did not answer within {_PROBE_TIMEOUT_S:g} s",
-                remedy="check whether its runtime or Docker Engine hangs, then run doctor again",
-            )
 
     async def _create_ms(self, wanted: CreateRequest) -> float:
         """Return the median create time. The first create also makes what the others share, and is

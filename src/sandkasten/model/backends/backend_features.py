@@ -1,0 +1,227 @@
+"""What each backend can do, and what a survey found of it. Pure.
+
+`doctor`, `GET /v1/backends` and docs/reference/backends.md show these values. A new backend adds
+its row to `FEATURES`; what an option of the settings opens or closes belongs in its `notes`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.sandbox.isolation_levels import MINIMA, strength, weakest_of
+from sandkasten.model.sandbox.limits import Unenforced  # noqa: TC001  (json_codec reads it)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ALL_NETWORKS: Final = ("none", "full", "rules")
+ALL_LIMITS: Final = ("cpu", "memory", "pids", "workspace")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFeatures:
+    """What a backend can do where everything that it needs is there. The defaults are those of a
+    backend about which nothing is known.
+    """
+
+    summary: str = ""
+    """What isolates, in a few words."""
+    sessions: bool = False
+    """Whether sandboxes stay; without it, a backend runs only one-shots."""
+    networks: tuple[str, ...] = ()
+    """Of `none`, `full` and `rules`."""
+    network_updates: bool = False
+    """Whether the rules of a living sandbox can be changed."""
+    secrets: bool = False
+    """Whether stored secrets can be inserted into requests, and TLS inspected."""
+    limits: tuple[str, ...] = ()
+    """The limits of `ALL_LIMITS` that the platform enforces; `unenforced` has those that the
+    machine at hand does not.
+    """
+    workspaces: bool = False
+    """Whether workspaces with a name outlive their sandboxes."""
+    mounts: bool = False
+    """Whether directories of the host can be mounted."""
+    packages: bool = False
+    """Whether `pip_packages` and `npm_packages` are installed."""
+    dev_profile: bool = False
+    """Whether the user can be root inside."""
+    pause: bool = False
+    snapshots: bool = False
+    """Whether the files of a living sandbox can be kept as a snapshot."""
+    resize: bool = False
+    """Whether the limits of a sandbox can be changed, so that one of the warm pool serves requests
+    with other limits.
+    """
+    gpus: bool = False
+    notes: tuple[str, ...] = ()
+    """One sentence for each difference that a field cannot express."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """One backend of an engine: what it can do, and whether it is ready."""
+
+    name: str
+    default: bool = False
+    """Whether a request gets it that no rule and no option sends elsewhere."""
+    isolation: str = "unknown"
+    """`standard`: one kernel, shared with the host; `gvisor`: a second one in between; `unknown`:
+    not examined.
+    """
+    ready: bool = False
+    reason: str = ""
+    remedy: str = ""
+    features: BackendFeatures = BackendFeatures()
+    unenforced: tuple[Unenforced, ...] = ()
+    """The limits that this machine, Docker Engine or cluster does not enforce."""
+
+
+_CLUSTER_NETWORKS: Final = (
+    "A network requires backends.kubernetes.networks.full or .rules; without them there is none."
+)
+FEATURES: Final[Mapping[str, BackendFeatures]] = MappingProxyType(
+    {
+        "local": BackendFeatures(
+            summary="kernel features, set up with bubblewrap",
+            sessions=True,
+            networks=ALL_NETWORKS,
+            network_updates=True,
+            secrets=True,
+            limits=ALL_LIMITS,
+            workspaces=True,
+            mounts=True,
+            packages=True,
+            dev_profile=True,
+            pause=True,
+            snapshots=True,
+            resize=True,
+            notes=(
+                "Without root on the host: no dev profile, pause and resize, fewer limits, and no "
+                "writable host mounts.",
+                "It alone can build images, as root.",
+            ),
+        ),
+        "oci": BackendFeatures(
+            summary="kernel features, set up by runc or crun",
+            sessions=True,
+            networks=ALL_NETWORKS,
+            network_updates=True,
+            secrets=True,
+            limits=ALL_LIMITS,
+            workspaces=True,
+            mounts=True,
+            packages=True,
+            dev_profile=True,
+            pause=True,
+            snapshots=True,
+            gpus=True,
+            notes=("It requires root on the host.",),
+        ),
+        "gvisor": BackendFeatures(
+            summary="a second kernel, gVisor",
+            sessions=True,
+            networks=ALL_NETWORKS,
+            network_updates=True,
+            secrets=True,
+            limits=ALL_LIMITS,
+            workspaces=True,
+            mounts=True,
+            packages=True,
+            dev_profile=True,
+            pause=True,
+            snapshots=True,
+            notes=(
+                "Host mounts are read-only.",
+                "The limit of processes counts what gVisor needs on the host.",
+            ),
+        ),
+        "docker": BackendFeatures(
+            summary="containers of a Docker Engine",
+            sessions=True,
+            networks=ALL_NETWORKS,
+            network_updates=True,
+            secrets=True,
+            limits=ALL_LIMITS,
+            workspaces=True,
+            mounts=True,
+            packages=True,
+            dev_profile=True,
+            pause=True,
+            snapshots=True,
+            gpus=True,
+            notes=(
+                "Volumes have no size: the limit workspace requires workspace_mode bind, as root.",
+                "Host mounts require a Docker Engine that sees the files of the daemon's machine.",
+                "Secrets require a socket or TLS between the daemon and the Docker Engine.",
+            ),
+        ),
+        "kubernetes": BackendFeatures(
+            summary="Pods of a cluster",
+            sessions=True,
+            networks=ALL_NETWORKS,
+            network_updates=True,
+            limits=("cpu", "memory"),
+            workspaces=True,
+            snapshots=True,
+            notes=(
+                _CLUSTER_NETWORKS,
+                "Only rules can be changed later, and only with .rules.",
+                "Named workspaces require backends.kubernetes.workspaces.enabled.",
+                "Images are those of a registry that the nodes reach.",
+            ),
+        ),
+    }
+)
+_UNKNOWN: Final = BackendFeatures()
+
+
+def features_of(backend: str) -> BackendFeatures:
+    """Return the row of a backend, also for one of its engines (`docker/NAME`)."""
+    return FEATURES.get(backend.partition("/")[0], _UNKNOWN)
+
+
+def isolation_of(backend: str) -> str:
+    """Return the strongest level that a backend satisfies."""
+    met = [level for level in MINIMA if weakest_of(level) <= strength(backend)]
+    return max(met, key=weakest_of, default="unknown")
+
+
+_NAMES: Final = {
+    "sessions": "sessions",
+    "network_updates": "changes of network rules",
+    "secrets": "secrets",
+    "workspaces": "named workspaces",
+    "mounts": "host mounts",
+    "packages": "packages",
+    "dev_profile": "dev profile",
+    "pause": "pause",
+    "snapshots": "snapshots",
+    "resize": "resize",
+    "gpus": "GPUs",
+}
+"""The features that a backend has or lacks, as they are shown."""
+
+
+def supported(features: BackendFeatures) -> list[str]:
+    """Return what a backend can do, as a person reads it."""
+    networks = ", ".join(features.networks)
+    limits = ", ".join(features.limits)
+    return [
+        *((f"network {networks}",) if networks else ()),
+        *((f"limits {limits}",) if limits else ()),
+        *(shown for name, shown in _NAMES.items() if getattr(features, name)),
+    ]
+
+
+def unsupported(features: BackendFeatures) -> list[str]:
+    """Return what a backend cannot do, as a person reads it."""
+    networks = [one for one in ALL_NETWORKS if one not in features.networks]
+    limits = [one for one in ALL_LIMITS if one not in features.limits]
+    return [
+        *((f"network {', '.join(networks)}",) if networks else ()),
+        *((f"limits {', '.join(limits)}",) if limits else ()),
+        *(shown for name, shown in _NAMES.items() if not getattr(features, name)),
+    ]
