@@ -27,6 +27,11 @@ The file is `sandkasten.yaml` here, then `/etc/sandkasten/sandkasten.yaml`; a do
 in a name is a level of the file. A duration is seconds, or a string
 with units: `500ms`, `30s`, `30m`, `1h30m`, `7d`.
 """
+_CLOUD_HEAD = """\
+What sandboxes at a provider do not have, or have otherwise. A request for what is refused gets
+`UNSUPPORTED_BY_BACKEND` before anything is made; a limit that is not enforced is reported when the
+sandbox is created and by `doctor`. [The guide](../guides/cloud.md) shows how to use a provider.
+"""
 _HTTP_HEAD = """\
 From the same table of routes that the daemon serves; `spec/openapi.json` is the whole of it, and
 a running daemon shows it at `/docs`. [The guide](../guides/http.md) has examples.
@@ -252,6 +257,24 @@ def _help(name: str, command: object, context: object) -> str:
     context.max_content_width = 96  # type: ignore[attr-defined]
     text = command.get_help(context)  # type: ignore[attr-defined]
     return "```text\n" + "\n".join(line.rstrip() for line in text.splitlines()) + "\n```\n"
+
+
+def cloud() -> str:
+    from importlib import import_module
+
+    lines = [NOTE, "# Providers of machines\n", _CLOUD_HEAD]
+    packages = ROOT / "src" / "sandkasten" / "backends" / "cloud"
+    for path in sorted(packages.glob("*/*_traits.py")):
+        name = path.parent.name
+        traits = import_module(f"sandkasten.backends.cloud.{name}.{path.stem}").TRAITS
+        lines += [f"## {traits.title} (`backend: {name}`)", ""]
+        lines += ["| subject | | why | instead |", "|---|---|---|---|"]
+        for one in traits.differences:
+            lines.append(f"| {one.subject} | {one.kind} | {one.what} | {one.hint} |")
+        for one in traits.unenforced:
+            lines.append(f"| limit: {one.limit} | not enforced | {one.reason} | {one.remedy} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def errors() -> str:
@@ -496,6 +519,7 @@ def _first(of: object) -> str:
 def main() -> int:
     pages: dict[Path, Callable[[], str]] = {
         PAGES / "commands.md": commands,
+        PAGES / "cloud.md": cloud,
         PAGES / "errors.md": errors,
         PAGES / "settings.md": settings,
         PAGES / "sdk.md": sdk,

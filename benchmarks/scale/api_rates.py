@@ -21,7 +21,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.scale.processes import processor_s
-from sandkasten.backends.kubernetes import entry_keys, pod_manifest, pod_names
+from sandkasten.backends.gate import entry_keys
+from sandkasten.backends.kubernetes import pod_manifest, pod_names
 from sandkasten.backends.kubernetes.api.cluster_access import from_kubeconfig
 from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
 from sandkasten.backends.kubernetes.backend import KubernetesBackend

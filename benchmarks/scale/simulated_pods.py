@@ -20,13 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.kubernetes.entry_keys import TOKEN_BYTES, from_data
+from sandkasten.backends.gate.entry_keys import TOKEN_BYTES, from_data
 from sandkasten.wire.frame_codec import FROM_CLIENT, GENERATION, Decoder, Kind, encode, encode_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sandkasten.backends.kubernetes.entry_keys import EntryKeys
+    from sandkasten.backends.gate.entry_keys import EntryKeys
 
 _READ_BYTES: Final = 64 * 1024
 _STDOUT: Final = 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes import entry_keys, gate_stream
+from sandkasten.backends.gate import entry_keys, gate_stream
 from sandkasten.linux import egress
 from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import SandboxId
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from sandkasten.backends.kubernetes.entry_keys import EntryKeys
+    from sandkasten.backends.gate.entry_keys import EntryKeys
 
 ID = SandboxId("sbx_0123456789abcdef")
 

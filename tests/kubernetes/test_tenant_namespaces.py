@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes import entry_keys, pod_manifest
+from sandkasten.backends.gate import entry_keys
+from sandkasten.backends.kubernetes import pod_manifest
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions, WorkspaceOptions
 from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
 from sandkasten.daemon.backend_registry import read_kubeconfig

@@ -102,7 +102,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
 }
 
 # Modules of backends/ that are not a backend.
-SHARED_BACKEND_MODULES = frozenset({"__init__", "catalog"})
+SHARED_BACKEND_MODULES = frozenset({"__init__", "catalog", "gate"})
 
 
 def room(module: str) -> str:

@@ -16,6 +16,7 @@ use crate::pod;
 use crate::reachability;
 use crate::sockets::pass_at_once;
 use crate::sys::{self, check, Errno};
+use crate::websocket;
 use ring::constant_time::verify_slices_are_equal;
 use rustls::{Certificate, PrivateKey, ServerConfig, ServerConnection};
 use std::ffi::OsString;
@@ -23,6 +24,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -56,6 +58,8 @@ pub struct Gate {
     network: Option<PathBuf>,
     /// What must be out of reach before the runner gets it.
     closed_to: Vec<SocketAddr>,
+    /// Whether clients may also come over a WebSocket.
+    websocket: bool,
 }
 
 struct Entry {
@@ -64,6 +68,7 @@ struct Entry {
     listener: PathBuf,
     /// The token with which the egress process is controlled, and where it listens for commands.
     network: Option<(Vec<u8>, PathBuf)>,
+    websocket: bool,
     threads: AtomicUsize,
     open: AtomicUsize,
     newcomers: Arc<Newcomers>,
@@ -91,6 +96,7 @@ pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
                             listener: listener.into(),
                             network: network.map(PathBuf::from),
                             closed_to: reachability::parse(closed_to)?,
+                            websocket: false,
                         })
                     }),
             )
@@ -104,8 +110,55 @@ pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
 }
 
 impl Gate {
+    /// Return the gate of a machine whose runner is our child; see `machine`.
+    pub fn of_machine(port: u16, secrets: PathBuf, listener: PathBuf) -> Gate {
+        Gate {
+            port,
+            secrets,
+            hand_over: PathBuf::new(),
+            listener,
+            network: None,
+            closed_to: Vec::new(),
+            websocket: true,
+        }
+    }
+
     /// Serve until the runner ends, or until we are asked to.
     pub fn serve(self) -> Result<(), String> {
+        let (entry, outside) = self.open()?;
+        let admits = entry.clone();
+        std::thread::spawn(move || {
+            if let Err((code, message)) = self.hold_runner(&entry) {
+                eprintln!("sandkasten-egress: {}", message);
+                std::process::exit(code);
+            }
+            std::process::exit(0);
+        });
+        admit_all(outside, admits)
+    }
+
+    /// The same with a runner that `start` starts, given its listener.
+    pub fn serve_runner(
+        self,
+        start: impl FnOnce(OwnedFd) -> Result<Child, String>,
+    ) -> Result<(), String> {
+        let (entry, outside) = self.open()?;
+        let listener = sys::listen_unix(self.listener.as_os_str().as_bytes())
+            .map_err(|errno| message("cannot make the listener of the runner", errno))?;
+        let mut runner = start(listener)?;
+        entry.give();
+        std::thread::spawn(move || {
+            let ended = runner.wait();
+            std::process::exit(match ended {
+                Ok(status) if status.success() => 0,
+                _ => 1,
+            })
+        });
+        admit_all(outside, entry)
+    }
+
+    /// Prepare this process, read the secrets and listen.
+    fn open(&self) -> Result<(Arc<Entry>, TcpListener), String> {
         crate::leave_on_request();
         // SAFETY: plain system calls.
         unsafe {
@@ -117,21 +170,7 @@ impl Gate {
         let outside = TcpListener::bind(("::", self.port))
             .or_else(|_| TcpListener::bind(("0.0.0.0", self.port)))
             .map_err(|error| format!("cannot listen on port {}: {}", self.port, error))?;
-        let admits = entry.clone();
-        std::thread::spawn(move || {
-            if let Err((code, message)) = self.hold_runner(&entry) {
-                eprintln!("sandkasten-egress: {}", message);
-                std::process::exit(code);
-            }
-            std::process::exit(0);
-        });
-        loop {
-            match outside.accept() {
-                Ok((client, _)) => admit(sys::own(client.into_raw_fd()), admits.clone()),
-                // Out of descriptors or memory: those who are here may leave.
-                Err(_) => std::thread::sleep(Duration::from_millis(10)),
-            }
-        }
+        Ok((entry, outside))
     }
 
     fn entry(&self) -> Result<Entry, String> {
@@ -159,6 +198,7 @@ impl Gate {
             token,
             listener: self.listener.clone(),
             network,
+            websocket: self.websocket,
             threads: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             newcomers: Newcomers::new(MOST_NEWCOMERS),
@@ -181,8 +221,7 @@ impl Gate {
         let runner = self
             .give_listener()
             .map_err(|errno| (1, message("cannot give the runner its listener", errno)))?;
-        *entry.given.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        entry.is_given.notify_all();
+        entry.give();
         // The runner sends nothing on this connection.
         let _end = sys::read(runner.as_raw_fd(), &mut [0u8; 1]);
         Ok(())
@@ -209,6 +248,24 @@ impl Gate {
         sys::unlink(path);
         sys::send_descriptors(runner.as_raw_fd(), &[listener.as_raw_fd()])?;
         Ok(runner)
+    }
+}
+
+impl Entry {
+    /// Note that the runner has its listener.
+    fn give(&self) {
+        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.is_given.notify_all();
+    }
+}
+
+fn admit_all(outside: TcpListener, entry: Arc<Entry>) -> ! {
+    loop {
+        match outside.accept() {
+            Ok((client, _)) => admit(sys::own(client.into_raw_fd()), entry.clone()),
+            // Out of descriptors or memory: those who are here may leave.
+            Err(_) => std::thread::sleep(Duration::from_millis(10)),
+        }
     }
 }
 
@@ -288,13 +345,19 @@ impl Drop for Counted {
 
 fn serve_client(client: &OwnedFd, entry: &Arc<Entry>, newcomer: Newcomer) -> Result<(), String> {
     let failed = |errno: Errno| message("client", errno);
+    sys::set_nonblocking(client.as_raw_fd()).map_err(failed)?;
+    pass_at_once(client.as_raw_fd());
+    keep_alive(client.as_raw_fd());
+    let until = Instant::now() + GREETING;
+    let unwrapped = match entry.websocket && websocket::is_http(client, until)? {
+        true => Some(websocket::unwrapped(client, until)?),
+        false => None,
+    };
+    let client = unwrapped.as_ref().unwrap_or(client);
     let fd = client.as_raw_fd();
     sys::set_nonblocking(fd).map_err(failed)?;
-    pass_at_once(fd);
-    keep_alive(fd);
     let tls = ServerConnection::new(entry.config.clone()).map_err(|error| error.to_string())?;
     let mut outer = Side::new(Some(rustls::Connection::Server(tls)));
-    let until = Instant::now() + GREETING;
     while outer.input.len() < TOKEN_BYTES {
         outer.receive(fd)?;
         outer.send(fd)?;
@@ -371,14 +434,14 @@ fn pass(from: &mut Side, to: &mut Side) -> bool {
     room
 }
 
-fn events(side: &Side) -> libc::c_short {
+pub fn events(side: &Side) -> libc::c_short {
     let reads = if side.reads() { libc::POLLIN } else { 0 };
     reads | if side.pending() { libc::POLLOUT } else { 0 }
 }
 
 /// Wait until one of them is ready. One that waits for nothing is left out: its end would be reported
 /// again and again.
-fn poll_both(sides: &[(RawFd, libc::c_short)], ms: libc::c_int) -> Result<(), Errno> {
+pub fn poll_both(sides: &[(RawFd, libc::c_short)], ms: libc::c_int) -> Result<(), Errno> {
     let mut polled: Vec<libc::pollfd> = sides
         .iter()
         .map(|&(fd, events)| libc::pollfd {

@@ -5,8 +5,8 @@
 //! dials, counts and records. It depends on no daemon and ends with its sandbox. It runs without
 //! privileges, and reads nothing but the descriptors it was given.
 //!
-//! With `--gate` it is instead the way into a sandbox on another machine; see `gate`. With `--pod` it makes
-//! its sockets itself; see `pod`.
+//! With `--gate` it is instead the way into a sandbox on another machine; see `gate`, and `machine` for a
+//! machine of a provider. With `--pod` it makes its sockets itself; see `pod`.
 //!
 //! Descriptors: 3 TCP over IPv4, 4 the same over IPv6 (or /dev/null), 5 DNS, 6 control, 7 the life of the
 //! sandbox, 8 and 9 records, 10 the configuration.
@@ -25,6 +25,7 @@ mod hello;
 mod http;
 mod inspect;
 mod limits;
+mod machine;
 mod names;
 mod newcomers;
 mod pod;
@@ -36,6 +37,7 @@ mod routes;
 mod rules;
 mod server;
 mod sockets;
+mod websocket;
 
 use sandkasten_runner::sys;
 use std::io::Read;
@@ -47,11 +49,17 @@ fn main() {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let done = match arguments.split_first() {
         Some((mode, addresses)) if mode == "--reach" => reachability::report(addresses),
-        _ => match (gate::wanted(&arguments), pod::wanted(&arguments)) {
-            (Some(gate), _) => gate.and_then(|gate| gate.serve()),
-            (_, Some(pod)) => pod.and_then(|pod| pod.serve()),
-            _ => serve(),
-        },
+        _ => {
+            if let Some(gate) = gate::wanted(&arguments) {
+                gate.and_then(|gate| gate.serve())
+            } else if let Some(machine) = machine::wanted(&arguments) {
+                machine.and_then(|machine| machine.serve())
+            } else if let Some(pod) = pod::wanted(&arguments) {
+                pod.and_then(|pod| pod.serve())
+            } else {
+                serve()
+            }
+        }
     };
     let code = match done {
         Ok(()) => 0,

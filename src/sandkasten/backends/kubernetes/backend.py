@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
+from sandkasten.backends.gate import entry_keys
 from sandkasten.backends.kubernetes import (
     agent_sandboxes,
     cluster_requirements,
-    entry_keys,
     object_creation,
     object_removal,
     object_watch,

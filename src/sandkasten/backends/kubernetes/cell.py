@@ -7,9 +7,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.backends.gate import entry_keys, gate_stream
 from sandkasten.backends.kubernetes import (
-    entry_keys,
-    gate_stream,
     object_watch,
     pod_names,
     pod_network,
@@ -25,8 +24,8 @@ from sandkasten.wire.byte_streams import PrefixedStream
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from sandkasten.backends.gate.entry_keys import EntryKeys
     from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
-    from sandkasten.backends.kubernetes.entry_keys import EntryKeys
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.model.ids import SandboxId
     from sandkasten.ports import ByteStream

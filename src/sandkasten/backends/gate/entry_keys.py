@@ -1,9 +1,10 @@
 """The key, the certificate and the token by which the daemon and the gate of one sandbox know each
 other.
 
-The Secret of the sandbox holds them, so that every daemon of an installation can reach it. Only the
-gate's container mounts that. The daemon knows the gate by its certificate, whatever address it has,
-and the gate knows the daemon by the token, which is sent after the handshake.
+Of a Pod, its Secret holds them, so that every daemon of an installation can reach it; only the
+gate's container mounts that. Of a provider's machine, the data directory holds them. The daemon
+knows the gate by its certificate, whatever address it has, and the gate knows the daemon by the
+token, which is sent after the handshake.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class EntryKeys:
         return replace(self, token=self.network_token)
 
     def to_data(self) -> dict[str, str]:
-        """Return the content of the Secret."""
+        """Return the content of the Secret, or of the record of a machine."""
         files = {
             _CERTIFICATE: self.certificate,
             _KEY: self.key,
@@ -69,7 +70,7 @@ class EntryKeys:
 
 
 def from_data(data: Mapping[str, object]) -> EntryKeys | None:
-    """Return the keys in the content of a Secret; None if they are not there."""
+    """Return the keys in such a content; None if they are not there."""
     try:
         certificate, key, token = (
             base64.b64decode(str(data[name]), validate=True)
@@ -84,16 +85,18 @@ def from_data(data: Mapping[str, object]) -> EntryKeys | None:
     return EntryKeys(certificate, key, token, network)
 
 
-def make_keys(sandbox_id: SandboxId) -> EntryKeys:
-    """Make new keys. Blocks for a millisecond, and longer the first time."""
+def make_keys(sandbox_id: SandboxId, backend: str = "kubernetes") -> EntryKeys:
+    """Make new keys. Blocks for a millisecond, and longer the first time. `backend` is the extra
+    that has what they are made with.
+    """
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ModuleNotFoundError as exc:
         raise BackendUnavailable(
-            "the kubernetes backend requires the library cryptography",
-            hint=install_command("kubernetes"),
+            f"the {backend} backend requires the library cryptography",
+            hint=install_command(backend),
         ) from exc
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, sandbox_id)])

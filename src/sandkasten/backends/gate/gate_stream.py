@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sandkasten.backends.kubernetes.entry_keys import EntryKeys
+    from sandkasten.backends.gate.entry_keys import EntryKeys
 
 _BUFFER_BYTES: Final = 256 * 1024
 _CLOSE_S: Final = 2.0

@@ -1,0 +1,190 @@
+"""The backend of a provider: a machine for each sandbox, with our runner in it.
+
+Knows isolation and nothing else. A machine has the names of the installation and of the sandbox
+from its first moment on, and the data directory has a record of it before. So whatever is
+interrupted, both what was made and what may still be made is found by its label and removed: it is
+never charged twice, nor for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
+
+from sandkasten.backends.cloud import differences, machine_plan, provider_errors
+from sandkasten.backends.cloud.cell import CloudCell
+from sandkasten.backends.gate import entry_keys
+from sandkasten.disk.cleanup import finish
+from sandkasten.errors import Conflict, SandkastenError
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.readiness import Readiness, Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandkasten.backends.cloud.machine_plan import CloudOptions
+    from sandkasten.backends.cloud.machine_records import MachineRecords
+    from sandkasten.backends.cloud.provider import Provider
+    from sandkasten.errors import UnsupportedByBackend
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
+    from sandkasten.model.sandbox.network_policy import NetworkPolicy
+
+_UNDO_S: Final = 20.0
+# For everything of a create but the start of the machine.
+_ANSWERS_S: Final = 60.0
+
+
+class CloudBackend:
+    """Implements Backend, Discards, KeepsImages, Remote, RefusesNetworks, FixesNetworks,
+    StartsSlowly and Closes.
+    """
+
+    def __init__(
+        self, provider: Provider, records: MachineRecords, owner: str, options: CloudOptions
+    ) -> None:
+        self._provider = provider
+        self._records = records
+        self._owner = owner
+        self._options = options
+        self._cells: WeakSet[CloudCell] = WeakSet()
+        self._programs: Mapping[str, bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return self._provider.name
+
+    @property
+    def differences(self) -> Sequence[differences.Difference]:
+        """Return what sandboxes here do not have."""
+        return self._provider.traits.differences
+
+    # ---- the verbs
+
+    async def probe(self) -> Readiness:
+        try:
+            await self._read_programs()
+            found = await self._provider.check()
+        except SandkastenError as exc:
+            title = self._provider.traits.title
+            line = Requirement(title, False, exc.message, exc.hint)
+            return Readiness(False, f"{title}: {exc.message}", exc.hint, (line,))
+        return Readiness(
+            found.ready,
+            found.reason,
+            found.remedy,
+            found.requirements,
+            self._provider.traits.unenforced,
+        )
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> CloudCell:
+        differences.check(spec, self.name, self._provider.traits)
+        programs = await self._read_programs()
+        keys = await asyncio.to_thread(entry_keys.make_keys, sandbox_id, self.name)
+        if not await asyncio.to_thread(self._records.begin, sandbox_id, keys):
+            raise Conflict(f"sandbox {sandbox_id} exists already", hint="use another id")
+        order = machine_plan.order(sandbox_id, spec, self._options, self._owner, keys, programs)
+        cell: CloudCell | None = None
+        try:
+            async with asyncio.timeout(self._options.start_s):
+                machine_id = await self._provider.start(order)
+            await asyncio.to_thread(self._records.complete, sandbox_id, machine_id)
+            cell = self._cell(sandbox_id, machine_id, keys)
+            await cell.greet(self._options.start_s)
+        except BaseException as exc:
+            if cell is not None:
+                await asyncio.shield(cell.let_go())
+            await finish(self._undo(sandbox_id))
+            if isinstance(exc, TimeoutError):
+                title, late = self._provider.traits.title, f"{self._options.start_s:g} s"
+                told = f"a machine did not start within {late}"
+                raise provider_errors.outage(self.name, title, told) from exc
+            raise
+        return cell
+
+    async def attach(self, sandbox_id: SandboxId) -> CloudCell:
+        record = await asyncio.to_thread(self._records.read, sandbox_id)
+        if record is None:
+            raise provider_errors.lost(sandbox_id, "this data directory has no key of it")
+        machine_id = await self._provider.find(sandbox_id)
+        if machine_id is None or machine_id != (record.machine_id or machine_id):
+            title = self._provider.traits.title
+            raise provider_errors.lost(sandbox_id, f"{title} has no such machine")
+        return self._cell(sandbox_id, machine_id, record.keys)
+
+    async def owned(self) -> Sequence[SandboxId]:
+        machines = await self._provider.machines()
+        return sorted({*machines, *await asyncio.to_thread(self._records.ids)})
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        machine_id = await self._provider.find(sandbox_id)
+        await self._remove(sandbox_id, machine_id or "")
+
+    async def aclose(self) -> None:
+        await self._provider.aclose()
+
+    # ---- optional Protocols
+
+    def create_timeout_s(self) -> float:
+        """Implement `ports.StartsSlowly`."""
+        return 2 * self._options.start_s + _ANSWERS_S
+
+    async def sees_files(self) -> bool:
+        """Implement `ports.Remote`."""
+        return False
+
+    async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
+        """Implement `ports.RefusesNetworks`."""
+        return differences.network_refusal(policy, self.name, self._provider.traits)
+
+    def fixes_networks(self) -> bool:
+        """Implement `ports.FixesNetworks`."""
+        return True
+
+    def may_fetch(self, *, in_full: bool) -> bool:
+        """Implement `ports.KeepsImages`: the provider fetches images itself."""
+        return True
+
+    async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
+        """Return the provider's name: whether it has that is found out when a machine is made."""
+        return Image(self._provider.image(names), kind="engine") if names else None
+
+    async def bring_image(self, image: Image) -> None:
+        raise differences.refused("images of this daemon", self.name, self._provider.traits)
+
+    async def bring_contents(self, mounts: Sequence[HostMount]) -> None:
+        if mounts:
+            raise differences.refused("mounts and packages", self.name, self._provider.traits)
+
+    # ---- one sandbox
+
+    def _cell(
+        self, sandbox_id: SandboxId, machine_id: str, keys: entry_keys.EntryKeys
+    ) -> CloudCell:
+        cell = CloudCell(sandbox_id, machine_id, self._provider, keys, self._remove)
+        self._cells.add(cell)
+        return cell
+
+    async def _remove(self, sandbox_id: SandboxId, machine_id: str) -> None:
+        """Remove the machine, and then its record. Twice is fine."""
+        for one in [cell for cell in self._cells if cell.id == sandbox_id]:
+            one.forget()
+            await one.let_go()
+        if machine_id:
+            await self._provider.stop(machine_id)
+        await asyncio.to_thread(self._records.remove, sandbox_id)
+
+    async def _undo(self, sandbox_id: SandboxId) -> None:
+        """Remove what a create has made. If the provider does not answer, the record stays, and the
+        reaper finds it; what the provider makes later, it finds by its label.
+        """
+        with contextlib.suppress(SandkastenError, TimeoutError):
+            async with asyncio.timeout(_UNDO_S):
+                await self.discard(sandbox_id)
+
+    async def _read_programs(self) -> Mapping[str, bytes]:
+        if self._programs is None:
+            self._programs = await asyncio.to_thread(machine_plan.read_programs, self._options)
+        return self._programs

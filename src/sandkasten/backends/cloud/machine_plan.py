@@ -1,0 +1,121 @@
+"""The machine of one sandbox: a function of the spec and the operator's options.
+
+Our programs and the key of the sandbox are brought into the machine. One of them is started there
+as root: the gate, which starts the runner as another user, and code is a third one
+(`runner/src/egress/machine.rs`). So code can neither read the key nor signal gate or runner.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.cloud.differences import reachable
+from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, MachineOrder
+from sandkasten.errors import BackendUnavailable
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.linux.programs import Programs
+from sandkasten.model.sandbox.cell_spec import (
+    HOME,
+    RUNNER_ID,
+    USER_ID,
+    WORKSPACE,
+    base_environment,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sandkasten.backends.gate.entry_keys import EntryKeys
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+
+DIRECTORY: Final = "/opt/sandkasten"
+"""Of the machine; for root, except for the directory of the runner's state."""
+_RUNNER: Final = f"{DIRECTORY}/sandkasten-runner"
+_GATE: Final = f"{DIRECTORY}/sandkasten-egress"
+PROGRAMS: Final = (_RUNNER, _GATE)
+
+
+@dataclass(frozen=True, slots=True)
+class CloudOptions:
+    """What an operator chooses at every provider."""
+
+    lifetime_s: float = 3600.0
+    """The provider ends a machine after this time."""
+    start_s: float = 120.0
+    """How long a machine may take to start."""
+    port: int = 8484
+    """Where the gate listens in the machine."""
+    region: str = ""
+    programs_dir: Path | None = None
+    """The directory of our programs for the provider's processors; None: those of this machine."""
+
+
+def read_programs(options: CloudOptions) -> Mapping[str, bytes]:
+    """Return the programs by their path in the machine. Blocks."""
+    found = Programs.found(None, None)
+    runner, gate = found.runner, found.egress
+    if options.programs_dir is not None:
+        runner, gate = (options.programs_dir / one.name for one in (runner, gate))
+    try:
+        return {_RUNNER: runner.read_bytes(), _GATE: gate.read_bytes()}
+    except OSError as exc:
+        raise BackendUnavailable(
+            f"a program of Sandkasten cannot be read: {exc}",
+            hint="install the package again, or correct programs_dir",
+        ) from exc
+
+
+def order(
+    sandbox_id: SandboxId,
+    spec: CellSpec,
+    options: CloudOptions,
+    owner: str,
+    keys: EntryKeys,
+    programs: Mapping[str, bytes],
+) -> MachineOrder:
+    """Return the machine to ask for. `differences.check` has accepted the spec."""
+    made = base_environment(spec)
+    if "PATH" not in spec.image.env and "PATH" not in spec.env:
+        # That of the image, which we do not know.
+        del made["PATH"]
+    limits = spec.limits
+    return MachineOrder(
+        sandbox_id=sandbox_id,
+        image=spec.image.name,
+        cpus=limits.cpus,
+        memory_bytes=limits.memory_bytes,
+        disk_bytes=limits.workspace_bytes,
+        lifetime_s=options.lifetime_s,
+        network=reachable(spec.network) or "none",
+        env=made,
+        files={
+            **programs,
+            f"{DIRECTORY}/keys/cert.der": keys.certificate,
+            f"{DIRECTORY}/keys/key.der": keys.key,
+            f"{DIRECTORY}/keys/token": keys.token,
+        },
+        programs=PROGRAMS,
+        command=_command(spec, options),
+        port=options.port,
+        labels={LABEL_OWNER: owner, LABEL_ID: sandbox_id},
+        region=options.region,
+    )
+
+
+def _command(spec: CellSpec, options: CloudOptions) -> tuple[str, ...]:
+    return (
+        _GATE, "--machine", str(options.port), DIRECTORY,
+        _RUNNER,
+        # Our own connections do not keep a sandbox from being idle.
+        "--gate-port", str(options.port),
+        "--state-dir", f"{DIRECTORY}/state",
+        "--workspace", WORKSPACE,
+        "--home", HOME,
+        "--run-as", f"{RUNNER_ID}:{RUNNER_ID}",
+        "--user", f"{USER_ID}:{USER_ID}",
+        "--own", WORKSPACE,
+        "--own", HOME,
+        "--open-files", str(spec.limits.open_files),
+    )  # fmt: skip

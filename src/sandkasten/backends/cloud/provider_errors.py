@@ -1,0 +1,54 @@
+"""Named errors for the answers of providers. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.errors import BackendUnavailable, Busy, SandboxLost
+
+if TYPE_CHECKING:
+    from sandkasten.model.ids import SandboxId
+
+_SHOWN: int = 300
+
+
+def unauthorized(backend: str, title: str, variable: str, told: str = "") -> BackendUnavailable:
+    """Return the error for credentials that the provider did not accept, or that expired."""
+    return BackendUnavailable(
+        f"{title} does not accept the credentials{_because(told)}",
+        hint=f"set {variable}, or backends.{backend}, to credentials that are valid",
+        backend=backend,
+    )
+
+
+def rate_limited(
+    backend: str, title: str, retry_after_s: float | None = None, told: str = ""
+) -> Busy:
+    """Return the error for too many requests, or machines, at the provider."""
+    when = "try again later" if retry_after_s is None else f"try again in {retry_after_s:g} s"
+    details: dict[str, object] = {"backend": backend}
+    if retry_after_s is not None:
+        details["retry_after_s"] = retry_after_s
+    return Busy(
+        f"{title} limits the rate of requests or the number of machines{_because(told)}",
+        hint=f"{when}, destroy sandboxes, or ask the provider for a higher limit",
+        **details,
+    )
+
+
+def outage(backend: str, title: str, told: str = "") -> BackendUnavailable:
+    """Return the error for an answer that failed, was cut or did not come."""
+    return BackendUnavailable(
+        f"{title} does not answer as it should{_because(told)}",
+        hint="try again; nothing of this request is kept at the provider",
+        backend=backend,
+    )
+
+
+def lost(sandbox_id: SandboxId | str, why: str) -> SandboxLost:
+    return SandboxLost(f"sandbox {sandbox_id} is gone: {why}", hint="create a new one")
+
+
+def _because(told: str) -> str:
+    plain = "".join(one if one.isprintable() else " " for one in told).strip()
+    return f": {plain[:_SHOWN]}" if plain else ""
