@@ -313,7 +313,7 @@ def example() -> str:
     for one in documented():
         room, _, key = one.name.rpartition(".")
         value: object = "/var/lib/sandkasten" if one.name == "data_dir" else one.default
-        if one.name in ("images.registries", "images.aliases"):
+        if one.name in ("images.registries", "images.aliases", "backends.docker.engines"):
             value = {}
         shown = "" if value is None else " " + json.dumps(value)
         indent = "  " * len(room.split(".")) if room else ""

@@ -278,9 +278,11 @@ def _open_docker(ground: Ground, data_dir: Path) -> Backend:
     from sandkasten.images.layers.image_store import LayerStore
     from sandkasten.images.store_packer import StorePacker
 
-    engine = engine_of(ground)
+    engine, name = engine_of(ground), "docker"
     match ground.where:
         case "remote":
+            # As one of several engines of an installation.
+            name = "docker/remote"
             place = Path(engine.certificates)
             options = DockerOptions(
                 host=engine.host,
@@ -294,7 +296,7 @@ def _open_docker(ground: Ground, data_dir: Path) -> Backend:
         case mode:
             options = DockerOptions(host=engine.host, workspace=cast("WorkspaceMode", mode))
     packer = StorePacker(LayerStore(_store())) if ground.kept == "store" else None
-    return DockerBackend(data_dir, options, packer=packer)
+    return DockerBackend(data_dir, options, name=name, packer=packer)
 
 
 def spec_on(ground: Ground, limits: Limits | None = None) -> CellSpec:

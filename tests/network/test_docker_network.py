@@ -134,8 +134,8 @@ def far_web(far) -> Iterator[tuple[str, int]]:
 def test_a_remote_engine_has_a_network_by_rule(far, far_web, tmp_path, monkeypatch):
     """The egress process is in a container there. It depends on no daemon."""
     address, port = far_web
-    monkeypatch.setenv("SANDKASTEN_DOCKER_HOST", far.host)
-    monkeypatch.setenv("SANDKASTEN_DOCKER_CERT_PATH", far.certificates)
+    engines = {"far": {"host": far.host, "cert_path": far.certificates}}
+    monkeypatch.setenv("SANDKASTEN_DOCKER_ENGINES", json.dumps(engines))
     monkeypatch.setenv("SANDKASTEN_DEFAULT_IMAGE", stock.reference(stock.PROGRAMS))
     monkeypatch.setenv("SANDKASTEN_NETWORK_REACHABLE", address)
     names = ",".join(f"{name}.test={address}" for name in ("good", "evil"))
@@ -147,7 +147,7 @@ def test_a_remote_engine_has_a_network_by_rule(far, far_web, tmp_path, monkeypat
     monkeypatch.setattr(Programs, "found", lambda *_: found)
     place = str(tmp_path / "data")
     allow = [f"good.test:{port}", f"far.test:{port}"]
-    box = Sandbox(backend="docker", data_dir=place, network={"allow": allow})
+    box = Sandbox(backend="docker/far", data_dir=place, network={"allow": allow})
     the_id = box.id
     try:
         fetch = "curl -sS -m 10 http://{}/; ".format
@@ -187,7 +187,7 @@ def test_a_remote_engine_has_a_network_by_rule(far, far_web, tmp_path, monkeypat
     # The programs are there again after a user pruned unused volumes.
     others = {"launch": found.launcher, "egress": found.egress}
     far.docker("volume", "rm", RunnerVolume(None, found.runner, others).volume)  # type: ignore[arg-type]
-    with Sandbox(backend="docker", data_dir=place, network={"allow": allow}) as box:
+    with Sandbox(backend="docker/far", data_dir=place, network={"allow": allow}) as box:
         assert box.exec(fetch(f"good.test:{port}")).output == f"hello good.test:{port}\n"
 
 

@@ -12,6 +12,7 @@ from sandkasten.daemon.settings import docker_settings
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.daemon.settings.setting_fields import Origin
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.backends.docker_engines import EngineRules
 
 FILE = """\
 backend: docker
@@ -275,3 +276,82 @@ def test_two_names_of_one_setting_must_agree(tmp_path):
     )
     with pytest.raises(InvalidConfiguration, match="sandbox.docker_host and backends.docker.host"):
         load({}, {"HOME": "/h"}, tmp_path)
+
+
+ENGINES = """\
+backend: docker/west
+backends:
+  docker:
+    engines:
+      west:
+        host: tcp://192.0.2.7:2376
+        cert_path: /c
+        pull: never
+        timeout_seconds: 2m
+        labels: {zone: eu, disk: ssd}
+        max_sandboxes: 20
+      rack-2: {host: "unix:///run/two.sock", workspace_mode: volume}
+"""
+
+
+@pytest.mark.promise("P119")
+def test_named_engines_have_the_options_of_the_one_without_a_name(tmp_path):
+    (tmp_path / "sandkasten.yaml").write_text(ENGINES)
+    settings = load({}, {"HOME": "/h", "DOCKER_HOST": "tcp://elsewhere"}, tmp_path)
+    assert settings.backend == "docker/west"
+    assert settings.docker_engines == {
+        "docker/west": DockerOptions(
+            host="tcp://192.0.2.7:2376",
+            tls_ca="/c/ca.pem",
+            tls_cert="/c/cert.pem",
+            tls_key="/c/key.pem",
+            pull="never",
+            timeout_s=120,
+        ),
+        "docker/rack-2": DockerOptions(host="unix:///run/two.sock", workspace="volume"),
+    }
+    rules = settings.policy.docker_engines
+    assert [*rules] == ["docker/west", "docker/rack-2"]
+    assert rules["docker/west"] == EngineRules({"zone": "eu", "disk": "ssd"}, 20)
+    assert rules["docker/rack-2"] == EngineRules()
+    assert origin(settings, "engines").value == [
+        "west (tcp://192.0.2.7:2376)",
+        "rack-2 (unix:///run/two.sock)",
+    ]
+
+
+@pytest.mark.promise("P119")
+@pytest.mark.parametrize(
+    ("engines", "message", "hint"),
+    [
+        ("{", "must be valid JSON", "write west:"),
+        ("[]", "must be a mapping of names", "write west:"),
+        ('{"West": {"host": "unix:///s"}}', "a mapping of valid names", "write up to 32"),
+        ('{"../x": {"host": "unix:///s"}}', "a mapping of valid names", "write up to 32"),
+        ('{"west": "unix:///s"}', ".west must be a mapping", "write west:"),
+        ('{"west": {}}', ".west requires host", "write unix://"),
+        ('{"west": {"hots": "unix:///s"}}', "has an unknown key 'hots'", "did you mean host?"),
+        ('{"west": {"host": "tcp://192.0.2.7"}}', "engines.west: plain tcp", "use TLS"),
+        ('{"west": {"host": "ftp://x"}}', "engines.west.host must be the address", "write unix"),
+        ('{"west": {"host": "unix:///s", "labels": {"zone": true}}}', "west.labels.zone", "quotes"),
+        ('{"west": {"host": "unix:///s", "labels": {"a=b": "c"}}}', "west.labels must", "quotes"),
+        ('{"west": {"host": "unix:///s", "max_sandboxes": 0}}', "west.max_sandboxes", ""),
+    ],
+)
+def test_a_malformed_engine_is_refused_with_its_place(tmp_path, engines, message, hint):
+    error = refused(tmp_path, SANDKASTEN_DOCKER_ENGINES=engines)
+    assert message in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.promise("P119")
+def test_a_default_engine_that_is_not_in_the_settings_is_refused(tmp_path):
+    engines = '{"west": {"host": "unix:///s"}}'
+    for backend, hint in (
+        ("docker/wets", "did you mean docker/west?"),
+        ("docker/zone=eu", "backends.docker.engines"),
+    ):
+        environ = {"HOME": "/h", "SANDKASTEN_DOCKER_ENGINES": engines}
+        with pytest.raises(InvalidConfiguration) as error:
+            load({"backend": backend}, environ, tmp_path)
+        assert hint in error.value.hint

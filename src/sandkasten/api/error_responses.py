@@ -86,7 +86,7 @@ STATUS: Final[dict[type[SandkastenError], int]] = {
 _COUNTED: Final = frozenset(
     {
         "sessions", "rate", "memory", "connections", "runs",
-        "network_connections", "network_bandwidth_bps", "network_bytes",
+        "network_connections", "network_bandwidth_bps", "network_bytes", "max_sandboxes",
     }
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sandkasten.daemon.settings.docker_settings import DockerSettings
 from sandkasten.daemon.settings.settings_file import read_tree
 from sandkasten.errors import BackendUnavailable, InternalError, InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
@@ -29,6 +30,7 @@ from sandkasten.ports import (
     KeepsImages,
     KeepsWorkspaces,
     MaintainsWorkspaces,
+    Pings,
     Places,
     RefusesNetworks,
     Remote,
@@ -108,8 +110,8 @@ class LazyBackend:
 
 class LazyImageBackend(LazyBackend):
     """A lazy backend that is a `ports.KeepsImages`, `ports.KeepsWorkspaces`,
-    `ports.MaintainsWorkspaces`, `ports.Places`, `ports.Remote`, `ports.RefusesNetworks` and
-    `ports.StartsSlowly`; the engine tests for these.
+    `ports.MaintainsWorkspaces`, `ports.Pings`, `ports.Places`, `ports.Remote`,
+    `ports.RefusesNetworks` and `ports.StartsSlowly`; the engine tests for these.
     """
 
     @property
@@ -120,6 +122,11 @@ class LazyImageBackend(LazyBackend):
                 f"backend {self._name} does not keep images", hint="open it as a LazyBackend"
             )
         return backend
+
+    async def ping(self) -> None:
+        backend: Backend = await asyncio.to_thread(self._open)
+        if isinstance(backend, Pings):
+            await backend.ping()
 
     def may_fetch(self, *, in_full: bool) -> bool:
         return self._keeper.may_fetch(in_full=in_full)
@@ -235,8 +242,10 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
 
         return OciBackend(data_dir, "runsc")
 
-    def docker() -> Backend:
-        return _docker(settings, data_dir, layers, events)
+    def docker(name: str, engine: DockerSettings) -> Backend:
+        directory = data_dir / name.replace("/", "-")
+        opener = partial(_docker, name, engine, settings, data_dir, layers, events)
+        return LazyImageBackend(name, directory, opener)
 
     def kubernetes() -> Backend:
         from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
@@ -249,9 +258,11 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         "local": LocalBackend(data_dir),
         "oci": LazyBackend("oci", data_dir / "oci", oci),
         "gvisor": LazyBackend("gvisor", data_dir / "gvisor", gvisor),
-        "docker": LazyImageBackend("docker", data_dir / "docker", docker),
+        "docker": docker("docker", settings.docker),
         "kubernetes": LazyImageBackend("kubernetes", shared, kubernetes),
     }
+    for name, options in settings.docker_engines.items():
+        backends[name] = docker(name, DockerSettings(options))
     return Backing(
         backends,
         DirectoryStore(data_dir / "ledger"),
@@ -259,11 +270,18 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
     )
 
 
-def _docker(settings: Settings, data_dir: Path, layers: LayerStore, events: EventSink) -> Backend:
+def _docker(
+    name: str,
+    engine: DockerSettings,
+    settings: Settings,
+    data_dir: Path,
+    layers: LayerStore,
+    events: EventSink,
+) -> Backend:
     """Raise BackendUnavailable if the settings contradict each other or the library is missing."""
-    trouble = settings.docker.trouble
+    trouble = engine.trouble
     if trouble is not None:
-        raise BackendUnavailable(trouble.message, hint=trouble.hint, backend="docker")
+        raise BackendUnavailable(trouble.message, hint=trouble.hint, backend=name)
     try:
         from sandkasten.backends.docker.backend import DockerBackend
     except ModuleNotFoundError as exc:
@@ -272,13 +290,14 @@ def _docker(settings: Settings, data_dir: Path, layers: LayerStore, events: Even
         raise BackendUnavailable(
             f"backend docker requires the library {exc.name}, which is not installed",
             hint=install_command("docker"),
-            backend="docker",
+            backend=name,
         ) from exc
     from sandkasten.images.store_packer import StorePacker
 
     return DockerBackend(
         data_dir,
-        settings.docker.options,
+        engine.options,
+        name=name,
         packer=StorePacker(layers),
         pull_limits=settings.pull_limits,
         events=events,

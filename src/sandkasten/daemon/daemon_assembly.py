@@ -83,6 +83,9 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         stack.enter_context(only_daemon(data_dir))
         clock = SystemClock()
         metrics = Metrics(VERSION)
+        for name, engine_rules in settings.policy.docker_engines.items():
+            if engine_rules.max_sandboxes is not None:
+                metrics.limit(name, engine_rules.max_sandboxes)
         events = FanOut(LogEvents(routine=logging.INFO), metrics)
         tracing = await open_tracing(settings)
         shared = await stack.enter_async_context(shared_store(settings))

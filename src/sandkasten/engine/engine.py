@@ -21,6 +21,7 @@ from sandkasten.engine.handles import Handles
 from sandkasten.engine.lifecycle.admission import Admission
 from sandkasten.engine.lifecycle.backend_survey import BackendSurvey
 from sandkasten.engine.lifecycle.end_watch import EndWatch
+from sandkasten.engine.lifecycle.engine_choice import EngineChoice
 from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers, TierSurvey
 from sandkasten.engine.lifecycle.ledger_readiness import probed, with_extras
 from sandkasten.engine.lifecycle.pause import PauseControl
@@ -151,7 +152,8 @@ class Engine:
             clock=clock,
             loans=loans,
         )
-        tiers = IsolationTiers(backends=backends, default_backend=default_backend, policy=policy)
+        engines = EngineChoice(policy.docker_engines, store, self._handles, claims)
+        tiers = IsolationTiers(backends, default_backend, policy, engines)
         self.secrets = TenantSecrets(secrets, policy.network.uninspected)
         planner = Planner(
             tiers, images, policy, self.secrets, host_mounts=host_mounts, packages=packages
@@ -163,7 +165,7 @@ class Engine:
             handles=self._handles,
             store=store,
             planner=planner,
-            entries=Admission(store, claims, self._session_journal, self.quotas),
+            entries=Admission(store, claims, self._session_journal, self.quotas, engines),
             session_journal=self._session_journal,
             clock=clock,
             events=events,

@@ -32,6 +32,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.backends.docker_engines import not_configured
 from sandkasten.model.commands.exec_values import DEFAULT_SHELL
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
@@ -333,10 +334,7 @@ class Handles:
     def backend(self, name: str) -> Backend:
         backend = self._backends.get(name)
         if backend is None:
-            raise BackendUnavailable(
-                f"backend {name} is not configured here",
-                hint=f"known: {', '.join(sorted(self._backends))}",
-            )
+            raise not_configured(name, self._backends)
         return backend
 
     async def lost(self, record: Record, cause: SandkastenError) -> SandkastenError:

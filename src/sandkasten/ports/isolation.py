@@ -96,6 +96,15 @@ class Closes(Protocol):
 
 
 @runtime_checkable
+class Pings(Protocol):
+    """A backend that depends on an engine, and can ask it for a sign of life."""
+
+    async def ping(self) -> None:
+        """Raise BackendUnavailable if the engine does not answer."""
+        ...
+
+
+@runtime_checkable
 class Remote(Protocol):
     """A backend whose sandboxes may run where this machine's files cannot be mounted."""
 

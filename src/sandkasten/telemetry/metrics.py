@@ -98,10 +98,24 @@ class Metrics:
         self._counted = NetworkCounts()
         self._errors = counter("sandkasten_errors_total", "Errors answered over HTTP", "code")
         self._events = counter("sandkasten_events_total", "Events of the engine", "event")
+        self._backend_up = Gauge(
+            "sandkasten_backend_up",
+            "Whether a backend answers that was away since the start",
+            ("backend",),
+            registry=registry,
+        )
+        self._max_sandboxes = Gauge(
+            "sandkasten_backend_max_sandboxes",
+            "Most sandboxes of a named Docker Engine",
+            ("backend",),
+            registry=registry,
+        )
         build = Gauge("sandkasten_build_info", "Always 1", ("version",), registry=registry)
         build.labels(version).set(1)
         self._seen_sessions: set[tuple[str, str]] = set()
         self._known: dict[str, Callable[[Fields], None]] = {
+            "backend.away": lambda f: self._answers(f, 0),
+            "backend.back": lambda f: self._answers(f, 1),
             "sandbox.created": self._created,
             "sandbox.claimed": self._claimed,
             "pool.missed": lambda f: self._misses.labels(_text(f, "reason")).inc(),
@@ -143,6 +157,15 @@ class Metrics:
         direction("in").inc(max(0, now.bytes_in - before.bytes_in))
         direction("out").inc(max(0, now.bytes_out - before.bytes_out))
         self._open_connections.set(now.open)
+
+    def limit(self, backend: str, max_sandboxes: int) -> None:
+        """Show the number of sandboxes that a backend may have."""
+        self._max_sandboxes.labels(backend).set(max_sandboxes)
+
+    def _answers(self, fields: Fields, value: int) -> None:
+        # A place of a backend, such as a namespace, says nothing about the others.
+        if "place" not in fields:
+            self._backend_up.labels(_text(fields, "backend")).set(value)
 
     def _created(self, fields: Fields) -> None:
         self._create.labels(_text(fields, "source")).observe(_number(fields, "seconds"))

@@ -70,13 +70,17 @@ _UNDO_S = 15.0
 
 
 class DockerBackend:
-    """Implements Backend, Discards, KeepsImages, KeepsWorkspaces, Remote and RefusesNetworks."""
+    """Implements Backend, Discards, KeepsImages, KeepsWorkspaces, Pings, Remote, RefusesNetworks.
+
+    `name` is `docker`, or `docker/west` for a named engine, which has a directory of its own.
+    """
 
     def __init__(
         self,
         data_dir: Path,
         options: DockerOptions | None = None,
         *,
+        name: str = "docker",
         packer: ImagePacker | None = None,
         runner: Path | None = None,
         pull_limits: PullLimits | None = None,
@@ -85,15 +89,12 @@ class DockerBackend:
         self._pull_limits = pull_limits or PullLimits()
         self._events = events
         self._options = options or DockerOptions()
-        self._home = DockerDirectory(data_dir / self.name)
+        self.name = name
+        self._home = DockerDirectory(data_dir / name.replace("/", "-"))
         self._packer = packer
         self._programs = Programs.found(runner, None)
         # Each cell may still hold its first connection when another process removes it.
         self._made: WeakValueDictionary[SandboxId, DockerCell] = WeakValueDictionary()
-
-    @property
-    def name(self) -> str:
-        return "docker"
 
     @cached_property
     def _engine(self) -> EngineClient:
@@ -102,7 +103,7 @@ class DockerBackend:
                 "the docker backend requires the library aiodocker",
                 hint=install_command("docker"),
             )
-        return EngineClient(address_of(self._options), self._options.timeout_s)
+        return EngineClient(address_of(self._options), self._options.timeout_s, self.name)
 
     @cached_property
     def _images(self) -> EngineImages:
@@ -120,9 +121,8 @@ class DockerBackend:
 
     @cached_property
     def _network_programs(self) -> RunnerVolume:
-        found = self._programs
-        others = {"launch": found.launcher, "egress": found.egress}
-        return RunnerVolume(self._engine, found.runner, others)
+        others = {"launch": self._programs.launcher, "egress": self._programs.egress}
+        return RunnerVolume(self._engine, self._programs.runner, others)
 
     @cached_property
     def _footing(self) -> EngineSetup:
@@ -144,6 +144,9 @@ class DockerBackend:
         except SandkastenError as exc:
             line = Requirement("engine", False, exc.message, exc.hint)
             return Readiness(False, exc.message, exc.hint, (line,))
+
+    async def ping(self) -> None:
+        await self._engine.ping()
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> DockerCell:
         refusal = None
@@ -389,9 +392,8 @@ class DockerBackend:
     async def _cell_platform(
         self, sandbox_id: SandboxId, spec: CellSpec, image: str
     ) -> container_config.ContainerPlatform:
-        place, owner = self._footing.place, await self._footing.owner()
+        place, owner, volume = self._footing.place, await self._footing.owner(), spec.workspace
         archive = place.mode == "archive"
-        volume = spec.workspace
         kept: tuple[str, ...] = ()
         if volume is not None and volume.kind == "volume":
             kept = names.kept_volume_names(owner, volume.path)
@@ -483,8 +485,6 @@ class DockerBackend:
             f"{PROBE_IMAGE}:latest",
             await self._footing.owner(),
         )
-
-    # ---- small things
 
     async def _mine(self) -> tuple[str, ...]:
         return (f"{names.LABEL}={names.CELL}", f"{names.LABEL_OWNER}={await self._footing.owner()}")

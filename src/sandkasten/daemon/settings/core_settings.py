@@ -14,6 +14,7 @@ from sandkasten.daemon.settings.setting_parsers import (
     gpu_count,
     image,
     image_list,
+    invalid,
     module_list,
     mount_list,
     package_url,
@@ -33,6 +34,7 @@ from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.images.packages.package_rules import address as without_credentials
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.backends.docker_engines import ENGINE_NAME, ENGINE_PREFIX
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PULL_MODES, PullLimits
 from sandkasten.model.journal_rows import RecordingRules, Retention
@@ -40,9 +42,10 @@ from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules
 from sandkasten.model.sandbox.gpus import ALL
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
 from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS
+from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from sandkasten.images.registry.registry_credentials import Access
@@ -55,7 +58,22 @@ _MAX_INSTALL_S = 86_400.0
 
 
 def backend_name(name: str, value: object) -> str:
+    """Accept also `docker/NAME`; `check_backend` compares it with the named engines."""
+    if isinstance(value, str) and value.startswith(ENGINE_PREFIX):
+        if ENGINE_NAME.match(value.removeprefix(ENGINE_PREFIX)):
+            return value
+        raise invalid(name, "docker/NAME", value, "write a name of backends.docker.engines")
     return choice(*BACKENDS)(name, value)
+
+
+def check_backend(backend: str, engines: Collection[str]) -> None:
+    """Raise InvalidConfiguration for a named engine that the settings do not have."""
+    if backend.startswith(ENGINE_PREFIX) and backend not in engines:
+        raise InvalidConfiguration(
+            f"backend is {backend}, which backends.docker.engines does not have",
+            hint=did_you_mean(backend, (*BACKENDS, *engines)),
+            setting="backend",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +89,8 @@ class GeneralSettings:
         "backend",
         backend_name,
         "local",
-        "The backend of a request that names none: local, oci, gvisor, docker or kubernetes.",
+        "The backend of a request that names none: local, oci, gvisor, docker, docker/NAME or "
+        "kubernetes.",
     )
     default_image: str = setting(
         "default_image", image, "host", "The image of a request that names none."

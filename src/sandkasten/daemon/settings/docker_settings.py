@@ -1,4 +1,4 @@
-"""Settings `backends.docker.*`: the engine and how to reach it, checked for contradictions.
+"""Settings `backends.docker.*`: the engines and how to reach them, checked for contradictions.
 
 `DOCKER_HOST` and its kin are often meant for other programs. A contradiction that comes from them
 alone must not stop a user who does not use Docker: it is kept and raised when the backend is used.
@@ -8,8 +8,10 @@ opens no file; the backend reads the files of a certificate.
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import field
+from dataclasses import field, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -22,12 +24,27 @@ from sandkasten.backends.docker.docker_options import (
     WorkspaceMode,
 )
 from sandkasten.daemon.settings.setting_fields import setting, settings_of
-from sandkasten.daemon.settings.setting_parsers import boolean, choice, invalid, seconds, string
+from sandkasten.daemon.settings.setting_parsers import (
+    boolean,
+    choice,
+    invalid,
+    positive_integer,
+    seconds,
+    string,
+)
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import lazy_pattern
 from sandkasten.model.addresses import is_loopback
+from sandkasten.model.backends.docker_engines import (
+    ENGINE_NAME,
+    ENGINE_PREFIX,
+    LABEL_KEY,
+    LABEL_VALUE,
+    EngineRules,
+)
 from sandkasten.model.images.pull_rules import PULL_MODES
+from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,12 +52,15 @@ if TYPE_CHECKING:
     from sandkasten.daemon.settings.setting_fields import Origin
     from sandkasten.model.images.pull_rules import PullMode
 
+_SECTION: Final = "backends.docker"
 STATION_HOST: Final = "sandbox.docker_host"
 """Key of a Station configuration. It is about Docker only, so it selects the backend too."""
 _FOREIGN: Final = ("default", "env DOCKER_")
 _SCHEMES: Final = ("unix", "tcp", "ssh")
 _ADDRESSES: Final = "write unix:///path/to/socket, tcp://host:port or ssh://user@host"
 _VOLUME: Final = lazy_pattern.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{1,127}\Z")
+_RULES: Final = ("labels", "max_sandboxes")
+_ENGINE_HINT: Final = "write west: {host: tcp://192.0.2.7:2376, cert_path: /etc/sandkasten/west}"
 _PEM: Final = {"tls_ca": "ca.pem", "tls_cert": "cert.pem", "tls_key": "key.pem"}
 # Files that container runtimes create in every container.
 _CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv")
@@ -165,6 +185,101 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedEngine:
+    """One entry of `backends.docker.engines`."""
+
+    settings: EngineSettings
+    rules: EngineRules
+
+
+def engine_map(name: str, value: object) -> dict[str, NamedEngine]:
+    """Accept a mapping of names, or the same as JSON, as a variable has it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as exc:
+            raise invalid(name, "valid JSON", value, _ENGINE_HINT) from exc
+    if not isinstance(value, dict):
+        raise invalid(name, "a mapping of names", value, _ENGINE_HINT)
+    for engine, entry in value.items():
+        if not isinstance(engine, str) or not ENGINE_NAME.match(engine):
+            hint = "write up to 32 letters a-z, digits and -, such as west or rack-2"
+            raise invalid(name, "a mapping of valid names", engine, hint)
+        if not isinstance(entry, dict):
+            raise invalid(f"{name}.{engine}", "a mapping", entry, _ENGINE_HINT)
+    return {engine: _named_engine(f"{name}.{engine}", entry) for engine, entry in value.items()}
+
+
+def _named_engine(name: str, entry: Mapping[object, object]) -> NamedEngine:
+    declared = {one.name: one.metadata["setting"] for one in fields(EngineSettings)}
+    keys = {one.name.removeprefix(f"{_SECTION}."): field for field, one in declared.items()}
+    values: dict[str, object] = {}
+    for key, value in entry.items():
+        if key in keys:
+            if value is not None:
+                field_name = keys[str(key)]
+                values[field_name] = declared[field_name].parse(f"{name}.{key}", value)
+        elif key not in _RULES:
+            raise InvalidConfiguration(
+                f"{name} has an unknown key {shown(str(key))}",
+                hint=did_you_mean(str(key), (*keys, *_RULES)),
+                setting=name,
+            )
+    if not values.get("host"):
+        # The usual sockets are those of the engine without a name.
+        raise InvalidConfiguration(f"{name} requires host", hint=_ADDRESSES, setting=name)
+    most = entry.get("max_sandboxes")
+    rules = EngineRules(
+        labels=_labels(f"{name}.labels", entry.get("labels") or {}),
+        max_sandboxes=None if most is None else positive_integer(f"{name}.max_sandboxes", most),
+    )
+    return NamedEngine(EngineSettings(**values), rules)  # type: ignore[arg-type]
+
+
+def _labels(name: str, value: object) -> dict[str, str]:
+    hint = "write key: value, such as zone: eu; put a value like true or 1 in quotes"
+    if not isinstance(value, dict):
+        raise invalid(name, "a mapping of labels", value, hint)
+    for key, text in value.items():
+        if not isinstance(key, str) or not LABEL_KEY.match(key):
+            raise invalid(name, "a mapping of labels with valid keys", key, hint)
+        if not isinstance(text, str) or not LABEL_VALUE.match(text):
+            raise invalid(f"{name}.{key}", "a string of letters, digits, . _ and -", text, hint)
+    return dict(value)
+
+
+def show_engines(engines: Mapping[str, NamedEngine]) -> list[str]:
+    return [f"{name} ({one.settings.host})" for name, one in engines.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedEngineSettings:
+    engines: Mapping[str, NamedEngine] = setting(
+        "backends.docker.engines",
+        engine_map,
+        MappingProxyType({}),
+        "More Docker Engines, for backend docker/NAME: the keys above, labels and max_sandboxes.",
+        show=show_engines,
+    )
+
+    def options(self, environ: Mapping[str, str]) -> dict[str, DockerOptions]:
+        """Return the options by name of the backend. Raise InvalidConfiguration."""
+        found = {}
+        for name, engine in self.engines.items():
+            try:
+                found[ENGINE_PREFIX + name] = _options(engine.settings, environ)
+            except InvalidConfiguration as exc:
+                where = f"{_SECTION}.engines.{name}"
+                message, hint = (one.replace(_SECTION, where, 1) for one in (exc.message, exc.hint))
+                raise InvalidConfiguration(message, hint=hint, setting=where) from exc
+        return found
+
+    def rules(self) -> dict[str, EngineRules]:
+        """Return the rules by name of the backend, in the order of the settings."""
+        return {ENGINE_PREFIX + name: one.rules for name, one in self.engines.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class DockerSettings:
     options: DockerOptions = field(default_factory=DockerOptions)
     trouble: InvalidConfiguration | None = None
@@ -218,7 +333,7 @@ def docker_settings(
         return DockerSettings(_options(engine, environ))
     except InvalidConfiguration as exc:
         if origins["backends.docker.host"].origin.endswith(f"({STATION_HOST})"):
-            message = exc.message.replace("backends.docker", STATION_HOST, 1)
+            message = exc.message.replace(_SECTION, STATION_HOST, 1)
             raise InvalidConfiguration(message, hint=exc.hint, **exc.details) from exc
         sources = [origins[one.name].origin for one in settings_of(EngineSettings)]
         if default or not all(source.startswith(_FOREIGN) for source in sources):
@@ -229,7 +344,7 @@ def docker_settings(
 def _options(engine: EngineSettings, environ: Mapping[str, str]) -> DockerOptions:
     split = urlsplit("")
     if engine.host:
-        split = engine_address("backends.docker.host", engine.host)
+        split = engine_address(f"{_SECTION}.host", engine.host)
     files = _certificate_files(engine, environ)
     _check_mode(engine.engine_mode, split, environ)
     if engine.workspace_dir and engine.workspace_mode != "auto":
@@ -316,4 +431,4 @@ def _check_tls(engine: EngineSettings, split: SplitResult, files: Mapping[str, s
 
 
 def _contradiction(what: str, hint: str) -> InvalidConfiguration:
-    return InvalidConfiguration(f"backends.docker: {what}", hint=hint, setting="backends.docker")
+    return InvalidConfiguration(f"{_SECTION}: {what}", hint=hint, setting=_SECTION)

@@ -20,11 +20,13 @@ from sandkasten.daemon.settings.core_settings import (
     PolicySettings,
     PoolSettings,
     RecordSettings,
+    check_backend,
 )
 from sandkasten.daemon.settings.docker_settings import (
     STATION_HOST,
     DockerSettings,
     EngineSettings,
+    NamedEngineSettings,
     docker_settings,
 )
 from sandkasten.daemon.settings.http_settings import HttpSettings
@@ -64,6 +66,7 @@ from sandkasten.model.spelling import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from sandkasten.backends.docker.docker_options import DockerOptions
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.images.registry.registry_credentials import Access
@@ -94,6 +97,7 @@ SECTIONS = (
     ImageSettings,
     PoolSettings,
     EngineSettings,
+    NamedEngineSettings,
     KubernetesSettings,
     PackageSettings,
     HttpSettings,
@@ -149,6 +153,8 @@ class Settings:
     """The bucket for the content of stored files."""
     telemetry: TelemetrySettings
     docker: DockerSettings
+    docker_engines: Mapping[str, DockerOptions]
+    """Named Docker Engines by the name of their backend."""
     kubernetes: KubernetesOptions
     agents: AgentSettings
     providers: tuple[ProviderEndpoint, ...]
@@ -249,7 +255,8 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     policy, maxima = source.read(PolicySettings), source.read(LimitCeilings)
     workspace, disk = source.read(WorkspaceSettings), source.read(DiskSettings)
     images = source.read(ImageSettings)
-    engine = source.read(EngineSettings)
+    engine, engines = source.read(EngineSettings), source.read(NamedEngineSettings)
+    check_backend(general.backend, engines.rules())
     chosen = source.origins["backends.docker.host"].origin
     if source.origins["backend"].origin == "default" and chosen.endswith(f"({STATION_HOST})"):
         general = replace(general, backend="docker")
@@ -307,6 +314,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             gpus=policy.gpus,
             isolation=policy.isolation,
             isolation_minimum=policy.isolation_minimum,
+            docker_engines=engines.rules(),
             ceiling=ceilings,
             allow_network=policy.allow_network,
             readonly_rootfs=fixed.readonly_rootfs,
@@ -345,6 +353,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         docker=docker_settings(
             engine, source.origins, environ, default=general.backend == "docker"
         ),
+        docker_engines=engines.options(environ),
         kubernetes=cluster.options(general.lifetime_s + pool.rules().oldest_s),
         agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),

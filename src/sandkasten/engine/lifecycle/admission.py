@@ -22,6 +22,7 @@ from sandkasten.model.sandbox.lifecycle import State
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from sandkasten.engine.lifecycle.engine_choice import EngineChoice
     from sandkasten.engine.lifecycle.planner import SandboxPlan
     from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
     from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
@@ -41,7 +42,9 @@ class Admission:
         claims: WorkspaceClaims,
         session_journal: SessionJournal,
         quotas: TenantQuotas,
+        engines: EngineChoice,
     ) -> None:
+        self.engines = engines
         self._store = store
         self._claims = claims
         self._session_journal = session_journal
@@ -51,6 +54,12 @@ class Admission:
         self, record: Record, plan: SandboxPlan, quota: TenantQuota | None, remover: Remover
     ) -> tuple[Record, SandboxPlan]:
         """The row is written when this returns, and a named workspace is this sandbox's."""
+        async with self.engines.admitted(record):
+            return await self._write(record, plan, quota, remover)
+
+    async def _write(
+        self, record: Record, plan: SandboxPlan, quota: TenantQuota | None, remover: Remover
+    ) -> tuple[Record, SandboxPlan]:
         if record.acquired == "spare":
             await self._store.put(record)
             return record, plan

@@ -18,6 +18,7 @@ from sandkasten.errors import (
     PolicyDenied,
     SandkastenError,
 )
+from sandkasten.model.backends.docker_engines import ENGINE_PREFIX, not_configured
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, has_engine, strength, weakest_of
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -27,6 +28,7 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sandkasten.engine.lifecycle.engine_choice import EngineChoice
     from sandkasten.engine.lifecycle.planner import Planner
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
     from sandkasten.model.sandbox.policy import Policy
@@ -45,19 +47,22 @@ class IsolationTiers:
 
     def __init__(
         self,
-        *,
         backends: Mapping[str, Backend],
         default_backend: str,
         policy: Policy,
+        engines: EngineChoice | None = None,
     ) -> None:
         self._backends = backends
         self._default = default_backend
         self._policy = policy
+        self._engines = engines
         self._ready_ones: dict[str, Readiness] = {}
 
-    async def choose(self, backend: str | None, isolation: str | None) -> Backend:
-        """Return the backend for a request. The default backend is not probed: create reports what
-        fails.
+    async def choose(
+        self, backend: str | None, isolation: str | None, workspace: str | None = None
+    ) -> Backend:
+        """Return the backend for a request that uses this workspace. The default backend is not
+        probed: create reports what fails.
         """
         asked = self._asked(backend, isolation)
         minimum = self._policy.isolation_minimum
@@ -66,7 +71,10 @@ class IsolationTiers:
         elif asked == _GVISOR:
             chosen = await self._ready(_GVISOR)
         else:
-            chosen = self._known(backend or self._default)
+            named = backend or self._default
+            if self._engines is not None:
+                named = await self._engines.choose(named, workspace, named=backend is not None)
+            chosen = self._known(named)
         if minimum is not None and strength(chosen.name) < weakest_of(minimum):
             raise PolicyDenied(
                 f"backend {chosen.name} isolates less than the operator requires ({minimum})",
@@ -106,7 +114,9 @@ class IsolationTiers:
             (
                 one
                 for one in self._backends.values()
-                if has_engine(one.name) is handed or strength(one.name) > strength(self._default)
+                if (has_engine(one.name) is handed or strength(one.name) > strength(self._default))
+                # A named engine is never a substitute.
+                and (one.name == self._default or not one.name.startswith(ENGINE_PREFIX))
             ),
             key=lambda one: (-strength(one.name), one.name != self._default, one.name),
         )
@@ -135,10 +145,7 @@ class IsolationTiers:
     def _known(self, name: str) -> Backend:
         backend = self._backends.get(name)
         if backend is None:
-            raise BackendUnavailable(
-                f"backend {name} is not configured here",
-                hint=f"known: {', '.join(sorted(self._backends))}",
-            )
+            raise not_configured(name, self._backends)
         return backend
 
     async def _readiness(self, backend: Backend) -> Readiness:
@@ -199,7 +206,8 @@ class TierSurvey:
                 lines.append(await self._tier("local on an image", on_image, measure))
             dev = CreateRequest(SandboxOptions(backend="local", image=image, profile="dev"))
             lines.append(await self._tier("local, dev profile", dev, measure))
-        for name in ("oci", _GVISOR, "docker"):
+        engines = [name for name in self._backends if name.startswith(ENGINE_PREFIX)]
+        for name in ("oci", _GVISOR, "docker", *engines):
             if name not in self._backends:
                 reason = f"this engine has no backend named {name}"
                 lines.append(

@@ -141,7 +141,8 @@ class Planner:
         workspace = workspace_request(request, self._policy.workspaces)
         rules = choose_mounts(options.mounts, self._policy.mounts, tenant)
         packages = checked_packages(options.pip_packages, options.npm_packages)
-        backend = await self._tiers.choose(options.backend, options.isolation)
+        kept = None if workspace is None else workspace.name
+        backend = await self._tiers.choose(options.backend, options.isolation, kept)
         check_mounts_on(rules, backend.name)
         refusal = None if network.closed else await _network_refusal(backend, network)
         if refusal is not None:

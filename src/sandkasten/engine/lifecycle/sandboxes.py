@@ -43,6 +43,7 @@ from sandkasten.errors import (
     SessionExpired,
     SessionNotFound,
 )
+from sandkasten.model.backends.docker_engines import engine_labels
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.pool.pool_kinds import Miss
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
@@ -127,6 +128,7 @@ class Sandboxes:
         `any_image`, so does a request that names one.
         """
         while True:
+            request = await self._on_its_engine(request)
             joins = await self._joined(request, any_image=any_image)
             plan = await self._planner.plan(request, sites=sites, joins=joins)
             if plan.session_key is None:
@@ -165,10 +167,23 @@ class Sandboxes:
         self, request: CreateRequest, *, sites: Sites | None = None, any_image: bool = False
     ) -> None:
         """Raise what `create` would raise before it makes anything."""
+        request = await self._on_its_engine(request)
         joins = await self._joined(request, any_image=any_image)
         plan = await self._planner.plan(request, sites=sites, joins=joins)
         if joins is not None:
             check_same_kind(joins, _wanted(request, any_image=any_image), plan)
+
+    async def _on_its_engine(self, request: CreateRequest) -> CreateRequest:
+        """Name the engine of an existing session if the request chooses one by labels: the session
+        stays where it is, whichever engine has room now.
+        """
+        key, asked = session_key_of(request), request.options.backend
+        if key is None or asked is None or engine_labels(asked) is None:
+            return request
+        found = await self._store.find_key(key)
+        if found is None or not self._entries.engines.satisfied(asked, found.backend):
+            return request
+        return replace(request, options=replace(request.options, backend=found.backend))
 
     async def _joined(self, request: CreateRequest, *, any_image: bool) -> Record | None:
         """Return the session that a request joins without a look at its image, if there is one."""
@@ -396,12 +411,13 @@ class Sandboxes:
         self, record: Record, end: SessionEnd = "destroyed", reason: str = ""
     ) -> None:
         """Mark, remove, record the end, delete the row. The caller holds the lock of the id."""
-        backend = located(self._handles.backend(record.backend), record)
         if record.state is not State.DESTROYING:
             # A full disk or a ledger that is away must not keep a sandbox alive: without the mark,
             # a crash from here on leaves a row whose cell is dead, which the reaper also handles.
             with suppress(QuotaExceeded, InternalError, BackendUnavailable):
                 await self._store.put(replace(record, state=State.DESTROYING))
+        # After the mark: a Docker Engine that is not in the settings may come back.
+        backend = located(self._handles.backend(record.backend), record)
         if self._handles.peek(record.id) is None:
             await self._handles.network_totals.ended_unattended(backend, record)
         try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.backends.docker_engines import family
 from sandkasten.model.field_patterns import DEVICE_ID, GPUS, form
 from sandkasten.model.spelling import shown
 
@@ -116,7 +117,7 @@ def check_gpus(request: GpuRequest, allowed: int, field: str = "gpus") -> None:
 
 def check_gpus_on(backend: str) -> None:
     """Raise UnsupportedByBackend for a backend that has no GPUs to give."""
-    if backend not in BACKENDS:
+    if family(backend) not in BACKENDS:
         raise UnsupportedByBackend(
             f"backend {backend} cannot give a sandbox GPUs",
             hint=f"request backend {' or '.join(BACKENDS)}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from sandkasten.model.backends.docker_engines import family
+
 ISOLATIONS: Final = ("standard", "gvisor", "strongest")
 """What a request may ask for."""
 MINIMA: Final = ("standard", "gvisor")
@@ -21,22 +23,22 @@ _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 
 def strength(backend: str) -> int:
-    return _STRENGTH.get(backend, 0)
+    return _STRENGTH.get(family(backend), 0)
 
 
 def has_network(backend: str) -> bool:
     """Return whether sandboxes of a backend can have a network."""
-    return backend in _NETWORKS
+    return family(backend) in _NETWORKS
 
 
 def has_inspection(backend: str) -> bool:
     """Return whether a backend can insert secrets and inspect TLS."""
-    return backend in _INSPECTIONS
+    return family(backend) in _INSPECTIONS
 
 
 def has_engine(backend: str) -> bool:
     """Return whether a backend depends on an engine that can be away while sandboxes live on."""
-    return backend in _ENGINES
+    return family(backend) in _ENGINES
 
 
 def weakest_of(minimum: str) -> int:

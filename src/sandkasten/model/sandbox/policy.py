@@ -24,6 +24,7 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from sandkasten.model.backends.docker_engines import EngineRules
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import Profile
     from sandkasten.model.sandbox.host_mounts import MountRule
@@ -71,6 +72,8 @@ class Policy:
     """What a request gets that names neither isolation nor backend; None: standard."""
     isolation_minimum: str | None = None
     """The weakest isolation a request may have; None: any."""
+    docker_engines: Mapping[str, EngineRules] = field(default_factory=lambda: MappingProxyType({}))
+    """Named Docker Engines by the name of their backend, in the order of the settings."""
     ceiling: Mapping[str, Number] = field(default_factory=lambda: _NO_CEILING)
     """The most a request may ask for, by public names of limits; a name that is missing: any."""
     gpus: int = 0

@@ -204,6 +204,16 @@ def check_keeper(stored: StoredWorkspace, keeper: str, backend: str) -> None:
     )
 
 
+def not_on_engine(name: str, keeper: str, wanted: str) -> UnsupportedByBackend:
+    """Return the error for a workspace on another Docker Engine than those with these labels."""
+    return UnsupportedByBackend(
+        f"workspace {plain_name(name)} is a volume of backend {keeper}, which does not have "
+        f"{wanted}",
+        hint=f"request backend {keeper}, or use another workspace",
+        workspace=plain_name(name),
+    )
+
+
 def check_count(there: int, rules: WorkspaceRules) -> None:
     if there >= rules.max_count:
         raise QuotaExceeded(

@@ -98,8 +98,11 @@ async def asked(question: Awaitable[T], about: str) -> T:
 class EngineClient:
     """Opens its connection at first use; `aclose` closes it and the tunnel, if there is one."""
 
-    def __init__(self, address: EngineAddress, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, address: EngineAddress, timeout_s: float = 60.0, backend: str = "docker"
+    ) -> None:
         self.address = address
+        self._backend = backend
         self._timeout_s = timeout_s
         self._docker: aiodocker.Docker | None = None
         self._tunnel = Tunnel(address) if address.kind == "ssh" else None
@@ -456,7 +459,7 @@ class EngineClient:
             f"{response_checks.printable(why, 300)}",
             hint="check that dockerd runs there and that this user may connect to it; its "
             "sandboxes are available again when it answers",
-            backend="docker",
+            backend=self._backend,
         )
 
 

@@ -1,0 +1,286 @@
+"""Several Docker Engines of one installation: one on a socket, one over TCP with certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    QuotaExceeded,
+    UnsupportedByBackend,
+)
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from tests.daemon.process import ask, running
+from tests.docker.site import IMAGE, crash, freeze, revive, sh, until
+from tests.engines import lent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from sandkasten.engine.engine import Engine
+    from tests.engines.engine import Engine as Dockerd
+    from tests.engines.reached import Reached
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.promise("P119")]
+
+
+@pytest.fixture
+def west(engine: Reached) -> Reached:
+    return engine
+
+
+@pytest.fixture
+def east() -> Reached:
+    return lent.engine("remote", "busybox")
+
+
+def entry(engine: Reached, **more: Any) -> dict[str, Any]:
+    """Return the entry of an engine in the settings."""
+    certificates = {"cert_path": engine.certificates} if engine.certificates else {}
+    return {"host": engine.host, "workspace_mode": "volume", **certificates, **more}
+
+
+@asynccontextmanager
+async def opened(
+    data: Path, *, keep: bool = False, flags: dict[str, str] | None = None, **engines: Any
+) -> AsyncIterator[Engine]:
+    """Open an installation with these engines. The one without a name does not exist."""
+    environ = {
+        "HOME": str(data),
+        "DOCKER_HOST": f"unix://{data}/nowhere.sock",
+        "SANDKASTEN_DEFAULT_IMAGE": IMAGE,
+        "SANDKASTEN_POOL_ONESHOT_SPARES": "0",
+        "SANDKASTEN_DOCKER_ENGINES": json.dumps(engines),
+    }
+    settings = load({"data_dir": str(data), **(flags or {})}, environ, data.parent)
+    found = await open_engine(settings)
+    try:
+        yield found
+    finally:
+        try:
+            for one in () if keep else await found.list(all=True):
+                await found.destroy(one.id)
+            for space in () if keep else await found.workspaces.list():
+                await found.workspaces.delete(space.name)
+        finally:
+            await found.aclose()
+
+
+def on(backend: str, session_key: str | None = None, **more: Any) -> CreateRequest:
+    return CreateRequest(SandboxOptions(backend=backend, **more), session_key=session_key)
+
+
+def has(engine: Reached, sandbox_id: str) -> bool:
+    return sandbox_id in engine.docker("ps", "--format", "{{.Names}}").split()
+
+
+async def test_a_request_that_names_an_engine_gets_a_sandbox_there(
+    west: Reached, east: Reached, data: Path
+):
+    async with opened(data, west=entry(west), east=entry(east)) as sand:
+        made = {name: await sand.create(on(f"docker/{name}")) for name in ("west", "east")}
+        for name, engine, other in (("west", west, east), ("east", east, west)):
+            info = made[name]
+            assert info.backend == f"docker/{name}"
+            assert has(engine, info.id)
+            assert not has(other, info.id)
+            assert (await sh(sand, info.id, "echo $((6*7))")).stdout == b"42\n"
+        # The engine of backends.docker.* is another one, and is away.
+        with pytest.raises(BackendUnavailable) as caught:
+            await sand.create(on("docker"))
+        assert caught.value.details["backend"] == "docker"
+        for info in made.values():
+            await sand.destroy(info.id)
+        assert not has(west, made["west"].id)
+        assert not has(east, made["east"].id)
+
+
+async def test_an_unknown_engine_or_label_is_refused_with_the_nearest_name(
+    west: Reached, data: Path
+):
+    async with opened(data, west=entry(west, labels={"zone": "eu"})) as sand:
+        for backend, hint in (
+            ("docker/wset", "did you mean docker/west?"),
+            ("docker/zone=eo", "did you mean zone=eu?"),
+            ("docker/zone=", "write docker/KEY=VALUE"),
+            ("docker/zone=eu,zone=eu", "write docker/KEY=VALUE"),
+            ("docker/../west", "did you mean docker/west?"),
+        ):
+            with pytest.raises(InvalidRequest) as caught:
+                await sand.create(on(backend))
+            assert caught.value.hint.startswith(hint), caught.value
+            assert caught.value.details["field"] == "backend"
+
+
+async def test_a_label_takes_the_first_engine_with_room_in_the_order_of_the_settings(
+    west: Reached, east: Reached, data: Path
+):
+    engines: dict[str, Any] = {
+        "west": entry(west, labels={"zone": "eu", "disk": "ssd"}, max_sandboxes=1),
+        "east": entry(east, labels={"zone": "eu"}, max_sandboxes=1),
+    }
+    async with opened(data, **engines) as sand:
+        first = await sand.create(on("docker/zone=eu", session_key="mine"))
+        assert first.backend == "docker/west"
+        with pytest.raises(QuotaExceeded, match="west has 1 of 1 sandboxes"):
+            await sand.create(on("docker/zone=eu,disk=ssd"))
+        with pytest.raises(QuotaExceeded, match="west has 1 of 1 sandboxes"):
+            await sand.create(on("docker/west"))
+        second = await sand.create(on("docker/zone=eu"))
+        assert second.backend == "docker/east"
+        with pytest.raises(QuotaExceeded, match="west: .* has 1 of 1 .*; east: .* has 1 of 1"):
+            await sand.create(on("docker/zone=eu"))
+        # A session that exists stays where it is.
+        assert (await sand.create(on("docker/zone=eu", session_key="mine"))).id == first.id
+        await sand.destroy(first.id)
+        assert (await sand.create(on("docker/zone=eu"))).backend == "docker/west"
+
+
+async def test_a_named_workspace_is_on_one_engine_and_requests_go_there(
+    west: Reached, east: Reached, data: Path
+):
+    engines: dict[str, Any] = {"west": entry(west, labels={"zone": "eu"}), "east": entry(east)}
+    async with opened(data, **engines) as sand:
+        made = await sand.create(on("docker/east", workspace_id="notes"))
+        await sh(sand, made.id, "echo kept > a")
+        await sand.destroy(made.id)
+        with pytest.raises(UnsupportedByBackend) as caught:
+            await sand.create(on("docker/west", workspace_id="notes"))
+        assert "volume of backend docker/east" in caught.value.message
+        assert "request backend docker/east" in caught.value.hint
+        with pytest.raises(UnsupportedByBackend, match="docker/east, which does not have zone=eu"):
+            await sand.create(on("docker/zone=eu", workspace_id="notes"))
+        # A request that names no engine follows the workspace.
+        again = await sand.create(on("docker", workspace_id="notes"))
+        assert again.backend == "docker/east"
+        assert (await sh(sand, again.id, "cat a")).stdout == b"kept\n"
+        await sand.destroy(again.id)
+        await sand.workspaces.copy("notes", "copy")
+        async with sand.workspace_files.lent("copy") as lender:
+            assert (await sand.files.read(lender, "a")).data == b"kept\n"
+
+
+@pytest.mark.long(reason="`make test` has an engine that is killed, below")
+async def test_an_engine_that_hangs_leaves_the_others_alone(
+    live_restore_engine: Dockerd, east: Reached, data: Path
+):
+    near = live_restore_engine.reached
+    engines: dict[str, Any] = {
+        "west": entry(near, labels={"zone": "eu"}),
+        "east": entry(east, labels={"zone": "eu"}),
+    }
+    async with opened(data, **engines) as sand:
+        held = await sand.create(on("docker/zone=eu"))
+        assert held.backend == "docker/west"
+        await sh(sand, held.id, "X=kept")
+        freeze(live_restore_engine)
+        other = await sand.create(on("docker/zone=eu"))
+        assert other.backend == "docker/east"
+        assert (await sh(sand, other.id, "echo here")).stdout == b"here\n"
+        assert "docker/west" in [one.details["backend"] for one in sand.degraded()]
+        revive(live_restore_engine)
+        assert (await sh(sand, held.id, "echo $X")).stdout == b"kept\n"
+
+
+async def test_sandboxes_of_an_engine_that_left_the_settings_are_kept_there(
+    west: Reached, east: Reached, data: Path
+):
+    async with opened(data, keep=True, west=entry(west), east=entry(east)) as sand:
+        kept = await sand.create(on("docker/west"))
+        doomed = await sand.create(on("docker/west"))
+        await sh(sand, kept.id, "X=kept")
+    async with opened(data, keep=True, east=entry(east)) as sand:
+        await sand.recover()
+        await sand.sweep()
+        [shown] = [one for one in await sand.list() if one.id == kept.id]
+        assert shown.status == "running"
+        with pytest.raises(BackendUnavailable, match="west is not in the settings") as caught:
+            await sh(sand, kept.id, "echo $X")
+        assert "backends.docker.engines" in caught.value.hint
+        with pytest.raises(BackendUnavailable, match="west is not in the settings"):
+            await sand.destroy(doomed.id)
+        assert (await sand.create(on("docker/east"))).backend == "docker/east"
+    async with opened(data, west=entry(west), east=entry(east)) as sand:
+        await sand.recover()
+        await sand.sweep()
+        assert (await sh(sand, kept.id, "echo $X")).stdout == b"kept\n"
+        assert not has(west, doomed.id)
+
+
+async def test_the_default_can_be_a_named_engine(west: Reached, data: Path):
+    async with opened(data, flags={"backend": "docker/west"}, west=entry(west)) as sand:
+        assert (await sand.create(CreateRequest())).backend == "docker/west"
+
+
+async def test_an_engine_and_the_daemon_are_killed_during_a_command_and_nothing_is_lost(
+    live_restore_engine: Dockerd, east: Reached, data: Path
+):
+    near = live_restore_engine.reached
+    engines: dict[str, Any] = {
+        "west": entry(near, labels={"zone": "eu"}, max_sandboxes=5),
+        "east": entry(east, labels={"zone": "eu"}),
+    }
+    environ = {
+        "SANDKASTEN_DEFAULT_IMAGE": IMAGE,
+        "SANDKASTEN_DOCKER_ENGINES": json.dumps(engines),
+        "SANDKASTEN_POOL_KINDS": f"{IMAGE} backend=docker/west",
+    }
+    async with running(data, environ=environ) as daemon, aiohttp.ClientSession() as http:
+
+        async def asked(method: str, path: str, body: object = None) -> tuple[int, Any]:
+            return await ask(http, method, f"{daemon.url}/v1/sessions{path}", body)
+
+        async def made(backend: str) -> dict[str, Any]:
+            status, answer = await asked("POST", "", {"backend": backend})
+            assert status == 201, answer
+            found: dict[str, Any] = answer
+            return found
+
+        async def said(session: dict[str, Any], command: str) -> str:
+            status, answer = await asked("POST", f"/{session['id']}/exec", {"cmd": command})
+            return str(answer["stdout"] if status == 200 else answer["code"])
+
+        async def pooled() -> bool:
+            found = await made("docker/west")
+            await asked("DELETE", f"/{found['id']}")
+            return bool(found["acquire_source"] == "pool")
+
+        held, other = await made("docker/zone=eu"), await made("docker/east")
+        assert (held["backend"], other["backend"]) == ("docker/west", "docker/east")
+        await until(pooled)
+        for one in (held, other):
+            assert await said(one, "X=kept; echo begun > /workspace/mark") == ""
+        running_command = asyncio.create_task(said(held, "sleep 600"))
+        crash(live_restore_engine)
+        assert await running_command == "BACKEND_UNAVAILABLE"
+        assert (await made("docker/zone=eu"))["backend"] == "docker/east"
+        assert await said(other, "echo $X") == "kept\n"
+        async with http.get(f"{daemon.url}/metrics") as reply:
+            metrics = await reply.text()
+        assert 'sandkasten_backend_up{backend="docker/west"} 0.0' in metrics
+        assert 'sandkasten_backend_max_sandboxes{backend="docker/west"} 5.0' in metrics
+        assert 'sandkasten_sessions{backend="docker/east",state="running"}' in metrics
+        await daemon.kill()
+        await daemon.start()
+        assert await said(other, "echo $X") == "kept\n"
+        status, answer = await asked("POST", f"/{held['id']}/exec", {"cmd": "true"})
+        assert (status, answer["details"]["backend"]) == (503, "docker/west")
+        revive(live_restore_engine)
+
+        async def answers() -> bool:
+            return await said(held, "cat /workspace/mark") == "begun\n"
+
+        await until(answers)
+        for session in (await asked("GET", ""))[1]:
+            assert (await asked("DELETE", f"/{session['id']}"))[0] < 300
