@@ -80,7 +80,7 @@ async def test_backends_are_listed_with_reasons_for_the_operator_alone(
         looks.append("look")
         reason = "no socket at /run/secret.sock"
         docker = BackendReport(
-            "docker", reason=reason, remedy="start it", features=FEATURES["docker"]
+            "docker", reason=reason, remedy="start it", features=FEATURES["docker"], sandboxes=3
         )
         return [BackendReport("local", True, "standard", ready=True), docker]
 
@@ -95,6 +95,7 @@ async def test_backends_are_listed_with_reasons_for_the_operator_alone(
         assert (docker["name"], docker["ready"], docker["remedy"]) == ("docker", False, "start it")
         seen = await daemon.ask("GET", "/v1/backends", headers=theirs)
         assert seen.json["backends"][1]["features"] == docker["features"]
+        assert (docker["sandboxes"], seen.json["backends"][1]["sandboxes"]) == (3, None)
         assert b"secret.sock" not in seen.raw
         assert looks == ["look"]
 

@@ -141,6 +141,12 @@ async def test_a_label_takes_the_first_engine_with_room_in_the_order_of_the_sett
         assert second.backend == "docker/east"
         with pytest.raises(QuotaExceeded, match="west: .* has 1 of 1 .*; east: .* has 1 of 1"):
             await sand.create(on("docker/zone=eu"))
+        reports = {one.name: one for one in await sand.backends()}
+        full = reports["docker/west"]
+        assert (full.ready, full.sandboxes, full.max_sandboxes) == (True, 1, 1)
+        assert full.labels == {"zone": "eu", "disk": "ssd"}
+        assert full.features == reports["docker"].features
+        assert not reports["docker"].ready
         # A session that exists stays where it is.
         assert (await sand.create(on("docker/zone=eu", session_key="mine"))).id == first.id
         await sand.destroy(first.id)

@@ -206,7 +206,7 @@ class Engine:
         self._survey = TierSurvey(
             backends, default_backend, policy, images, planner, self._sandboxes
         )
-        self.backends = BackendSurvey(backends, default_backend).reports
+        self.backends = BackendSurvey(backends, default_backend, engines).reports
         self._pausing = PauseControl(self._handles, store, policy, clock, events, self.network)
         self._reaper = Reaper(
             backends=backends,

@@ -100,6 +100,12 @@ export interface BackendLine {
   features: FeaturesLine;
   /** Limits that this machine, Docker Engine or cluster does not enforce. */
   unenforced: UnenforcedLimit[];
+  /** Of a named Docker Engine. */
+  labels: Record<string, string>;
+  /** How many it has now; null for keys without the scope admin. */
+  sandboxes: number | null;
+  /** Of a named Docker Engine; null: any number. */
+  maxSandboxes: number | null;
 }
 
 export interface BackendList {

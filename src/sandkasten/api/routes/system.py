@@ -122,6 +122,11 @@ class BackendLine(Answer):
     unenforced: list[UnenforcedLimit] = Field(
         description="Limits that this machine, Docker Engine or cluster does not enforce."
     )
+    labels: dict[str, str] = Field(description="Of a named Docker Engine.")
+    sandboxes: int | None = Field(
+        description="How many it has now; null for keys without the scope admin."
+    )
+    max_sandboxes: int | None = Field(description="Of a named Docker Engine; null: any number.")
 
 
 class BackendList(Answer):
@@ -198,7 +203,7 @@ async def backends(call: Call) -> Response:
     found = await _backends(call.server)
     if not call.principal.may("admin"):
         # A reason can name files and addresses of the operator.
-        found = [{**one, "reason": "", "remedy": ""} for one in found]
+        found = [{**one, "reason": "", "remedy": "", "sandboxes": None} for one in found]
     return answer({"backends": found, "count": len(found)})
 
 

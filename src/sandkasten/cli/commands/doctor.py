@@ -115,7 +115,10 @@ def _show_backend(backend: BackendReport) -> None:
     can, cannot = supported(backend.features), unsupported(backend.features)
     if not can:
         return
-    text = f"backend {name}: isolation {backend.isolation}; {'; '.join(can)}"
+    labels = "".join(f"; {key}={value}" for key, value in backend.labels.items())
+    text = f"backend {name}: isolation {backend.isolation}{labels}; {'; '.join(can)}"
+    if backend.max_sandboxes is not None:
+        text += f"; {backend.sandboxes or 0} of {backend.max_sandboxes} sandboxes"
     _line("ok" if backend.ready else "--", text + (f"; not: {'; '.join(cannot)}" if cannot else ""))
 
 

@@ -12,6 +12,7 @@ from sandkasten.model.sandbox.readiness import Readiness
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sandkasten.engine.lifecycle.engine_choice import EngineChoice
     from sandkasten.ports import Backend
 
 # A probe makes at most one trial sandbox, which takes seconds on a busy machine.
@@ -19,15 +20,22 @@ _PROBE_TIMEOUT_S: Final = 60.0
 
 
 class BackendSurvey:
-    def __init__(self, backends: Mapping[str, Backend], default_backend: str) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        default_backend: str,
+        engines: EngineChoice | None = None,
+    ) -> None:
+        """`engines` knows named Docker Engines, and how many sandboxes there are."""
         self._backends = backends
         self._default = default_backend
+        self._engines = engines
 
     async def reports(self) -> list[BackendReport]:
         """Probe every backend, all at once; the default is first."""
         ranked = sorted(self._backends.values(), key=lambda one: one.name != self._default)
         found = await asyncio.gather(*(readiness_of(one) for one in ranked))
-        return [
+        reports = [
             BackendReport(
                 name=backend.name,
                 default=backend.name == self._default,
@@ -40,6 +48,7 @@ class BackendSurvey:
             )
             for backend, one in zip(ranked, found, strict=True)
         ]
+        return reports if self._engines is None else await self._engines.described(reports)
 
 
 async def readiness_of(backend: Backend) -> Readiness:

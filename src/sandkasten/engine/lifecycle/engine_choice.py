@@ -8,7 +8,9 @@ QuotaExceeded, UnsupportedByBackend and BackendUnavailable.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.backend_health import LOOK_TIMEOUT_S
@@ -23,6 +25,7 @@ from sandkasten.errors import (
 from sandkasten.model.backends.docker_engines import (
     DOCKER,
     ENGINE_PREFIX,
+    EngineRules,
     engine_labels,
     family,
     has_labels,
@@ -35,16 +38,17 @@ from sandkasten.model.sandbox.workspace import not_on_engine
 from sandkasten.ports import Pings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from sandkasten.engine.handles import Handles
     from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
-    from sandkasten.model.backends.docker_engines import EngineRules
+    from sandkasten.model.backends.backend_features import BackendReport
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Store
 
 # Long enough for a named workspace that another create of the same engine waits for.
 _LOCK_WAIT_S = 90.0
+_NO_RULES = EngineRules()
 
 
 class EngineChoice:
@@ -122,9 +126,20 @@ class EngineChoice:
 
     # ---- room
 
-    async def sandboxes(self, name: str) -> int:
-        """Return how many sandboxes an engine has, as far as the ledger says."""
-        return len(await self._records(name))
+    async def described(self, reports: Sequence[BackendReport]) -> list[BackendReport]:
+        """Add the labels of engines, and how many sandboxes each backend has and may have."""
+        records = await self._store.list()
+        counts = Counter(one.backend for one in records if one.state is not State.LOST)
+        rules = {one.name: self._engines.get(one.name, _NO_RULES) for one in reports}
+        return [
+            replace(
+                one,
+                labels=rules[one.name].labels,
+                sandboxes=counts[one.name],
+                max_sandboxes=rules[one.name].max_sandboxes,
+            )
+            for one in reports
+        ]
 
     @asynccontextmanager
     async def admitted(self, record: Record) -> AsyncIterator[None]:

@@ -6,15 +6,14 @@ its row to `FEATURES`; what an option of the settings opens or closes belongs in
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003  (json_codec reads it)
+from dataclasses import field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.isolation_levels import MINIMA, strength, weakest_of
 from sandkasten.model.sandbox.limits import Unenforced  # noqa: TC001  (json_codec reads it)
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ALL_NETWORKS: Final = ("none", "full", "rules")
 ALL_LIMITS: Final = ("cpu", "memory", "pids", "workspace")
@@ -77,6 +76,12 @@ class BackendReport:
     features: BackendFeatures = BackendFeatures()
     unenforced: tuple[Unenforced, ...] = ()
     """The limits that this machine, Docker Engine or cluster does not enforce."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The labels of a named Docker Engine."""
+    sandboxes: int | None = None
+    """How many it has now, with those of the warm pool; None: not known."""
+    max_sandboxes: int | None = None
+    """How many a named Docker Engine may have; None: any number."""
 
 
 _CLUSTER_NETWORKS: Final = (
