@@ -100,6 +100,8 @@ GROUNDS = {
     # On a real cluster: see tests/cluster/lent_cluster.py.
     "kubernetes": Ground("kubernetes", "debian", cells="reused", kept="engine"),
     "kubernetes/exec": Ground("kubernetes", "debian", cells="reused", kept="engine", where="exec"),
+    # Machines of providers: what stands for them is in tests/cloud.
+    "fly": Ground("fly", "debian", cells="reused", kept="engine"),
 }
 # The rows of docs/reference/grounds.md. Those of a user are tested by an ordinary one.
 TITLES = {
@@ -242,6 +244,10 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
         return (ClaimedLocalBackend if ground.claimed else LocalBackend)(data_dir=data_dir)
     if ground.backend == "docker":
         return _open_docker(ground, data_dir)
+    if ground.backend == "fly":
+        from tests.cloud.fly_platform import open_lent
+
+        return open_lent(data_dir)
     if ground.backend == "kubernetes":
         from tests.kubernetes.cluster_images import open_on_cluster
 
@@ -304,6 +310,8 @@ def spec_on(ground: Ground, limits: Limits | None = None) -> CellSpec:
         from tests.kubernetes.cluster_images import reference
 
         image = Image(name=reference(ground.image), kind="engine")
+    elif ground.backend == "fly":
+        image = Image(name="registry.fly.io/sandboxes:debian", kind="engine")
     elif ground.kept == "engine":
         image = Image(name=stock.reference(ground.image), kind="engine")
     else:

@@ -7,6 +7,7 @@
 //!
 //! Clients come over TLS, or over TLS in a WebSocket: most providers pass only HTTP on.
 
+use crate::enclosure::{self, Enclosure};
 use crate::gate::Gate;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -15,47 +16,56 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
+const USAGE: &str = "usage: sandkasten-egress --machine PORT DIRECTORY [--lifetime SECONDS] \
+    [--no-network] [--hide DIRECTORY]... RUNNER [ARGUMENT]...";
 /// Outside of the standard descriptors; the runner moves it.
 const LISTENER_FD: i32 = 3;
 
 pub struct Machine {
     gate: Gate,
     directory: PathBuf,
+    enclosure: Enclosure,
     runner: Vec<OsString>,
 }
 
 /// Return the machine that a command line asks for; None if it asks for none.
 pub fn wanted(arguments: &[OsString]) -> Option<Result<Machine, String>> {
     match arguments {
-        [mode, port, directory, runner @ ..] if mode == "--machine" && !runner.is_empty() => {
-            let directory = PathBuf::from(directory);
-            let port = port.to_str().and_then(|port| port.parse().ok());
-            Some(
-                port.ok_or_else(|| "the port must be a number".to_owned())
-                    .map(|port| Machine {
-                        gate: Gate::of_machine(
-                            port,
-                            directory.join("keys"),
-                            directory.join("private/listener"),
-                        ),
-                        directory,
-                        runner: runner.to_vec(),
-                    }),
-            )
+        [mode, port, directory, rest @ ..] if mode == "--machine" => {
+            Some(parse(port, directory, rest))
         }
-        [mode, ..] if mode == "--machine" => Some(Err(
-            "usage: sandkasten-egress --machine PORT DIRECTORY RUNNER [ARGUMENT]...".to_owned(),
-        )),
+        [mode, ..] if mode == "--machine" => Some(Err(USAGE.to_owned())),
         _ => None,
     }
+}
+
+fn parse(port: &OsStr, directory: &OsStr, rest: &[OsString]) -> Result<Machine, String> {
+    let directory = PathBuf::from(directory);
+    let port = port.to_str().and_then(|port| port.parse().ok());
+    let port = port.ok_or("the port must be a number")?;
+    let (enclosure, runner) = Enclosure::parse(rest)?;
+    if runner.is_empty() {
+        return Err(USAGE.to_owned());
+    }
+    Ok(Machine {
+        gate: Gate::of_machine(
+            port,
+            directory.join("keys"),
+            directory.join("private/listener"),
+        ),
+        directory,
+        enclosure,
+        runner: runner.to_vec(),
+    })
 }
 
 impl Machine {
     /// Serve until the runner ends, or until we are asked to.
     pub fn serve(self) -> Result<(), String> {
         self.prepare()?;
-        let (gate, runner) = (self.gate, self.runner);
-        gate.serve_runner(move |listener| start(&runner, listener))
+        self.enclosure.begin()?;
+        let (gate, runner, closed) = (self.gate, self.runner, self.enclosure.no_network);
+        gate.serve_runner(move |listener| start(&runner, listener, closed))
     }
 
     /// Make the directories: ours for root alone, those of the runner and of the user for them.
@@ -85,16 +95,19 @@ impl Machine {
     }
 }
 
-fn start(runner: &[OsString], listener: OwnedFd) -> Result<Child, String> {
+fn start(runner: &[OsString], listener: OwnedFd, closed: bool) -> Result<Child, String> {
     let fd = listener.as_raw_fd();
     let mut command = Command::new(&runner[0]);
     command
         .arg("--listen-fd")
         .arg(LISTENER_FD.to_string())
         .args(&runner[1..]);
-    // SAFETY: dup2 and fcntl are allowed between fork and exec.
+    // SAFETY: plain system calls are allowed between fork and exec.
     unsafe {
         command.pre_exec(move || {
+            if closed {
+                enclosure::leave_network()?;
+            }
             let done = match fd {
                 LISTENER_FD => libc::fcntl(fd, libc::F_SETFD, 0),
                 _ => libc::dup2(fd, LISTENER_FD),

@@ -18,6 +18,7 @@ mod addresses;
 mod base64;
 mod config;
 mod dns;
+mod enclosure;
 mod filter;
 mod gate;
 mod head;

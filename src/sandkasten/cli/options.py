@@ -56,7 +56,7 @@ Backend = Annotated[
     typer.Option(
         "--backend",
         metavar="B",
-        help="local, oci, gvisor, docker or kubernetes.",
+        help="local, oci, gvisor, docker, kubernetes or fly.",
         autocompletion=completions.backends,
     ),
 ]

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from sandkasten.backends.cloud.machine_plan import CloudOptions
+    from sandkasten.backends.cloud.provider import Provider
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.errors import UnsupportedByBackend
     from sandkasten.images.layers.image_store import LayerStore
@@ -252,6 +254,11 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
 
         return TenantNamespaces(data_dir, settings.kubernetes, read_kubeconfig)
 
+    def fly() -> Backend:
+        from sandkasten.backends.cloud.fly.fly_provider import FlyProvider
+
+        return _cloud(data_dir, "fly", settings.fly.cloud, partial(FlyProvider, settings.fly))
+
     # With a name of its own, an installation may own Pods that another data directory made.
     shared = data_dir if settings.kubernetes.installation else data_dir / "kubernetes"
     backends: dict[str, Backend] = {
@@ -260,6 +267,7 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         "gvisor": LazyBackend("gvisor", data_dir / "gvisor", gvisor),
         "docker": docker("docker", settings.docker),
         "kubernetes": LazyImageBackend("kubernetes", shared, kubernetes),
+        "fly": LazyImageBackend("fly", data_dir / "fly", fly),
     }
     for name, options in settings.docker_engines.items():
         backends[name] = docker(name, DockerSettings(options))
@@ -302,6 +310,18 @@ def _docker(
         pull_limits=settings.pull_limits,
         events=events,
     )
+
+
+def _cloud(
+    data_dir: Path, name: str, options: CloudOptions, provider: Callable[[str], Provider]
+) -> Backend:
+    """Open the backend of a provider, which gets the name of this installation."""
+    from sandkasten.backends.cloud.backend import CloudBackend
+    from sandkasten.backends.cloud.machine_records import MachineRecords
+
+    records = MachineRecords(data_dir / name)
+    owner = records.owner()
+    return CloudBackend(provider(owner), records, owner, options)
 
 
 def prepare_data_dir(path: Path) -> Path:

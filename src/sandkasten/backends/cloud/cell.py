@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _GATE_S: Final = 10.0
 _HELLO_S: Final = 20.0
 _FIRST_BYTES: Final = 64 * 1024
+# A provider notices a moment later that a machine has ended.
+_NOTICE_S: Final = (0.0, 0.2, 0.5, 1.5)
 # The gate listens a moment after its start; a provider takes longer to notice that.
 _RETRY_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -93,10 +95,12 @@ class CloudCell:
 
     async def _no_way_in(self, why: str) -> SandkastenError:
         """Return the error for a machine that cannot be reached: lost, or alive and silent."""
-        if await self._provider.find(self.id) != self.machine_id:
-            return provider_errors.lost(
-                self.id, f"{self._provider.traits.title} has no such machine"
-            )
+        for pause_s in _NOTICE_S:
+            await asyncio.sleep(pause_s)
+            if await self._provider.find(self.id) != self.machine_id:
+                return provider_errors.lost(
+                    self.id, f"{self._provider.traits.title} has no such machine"
+                )
         return Busy(
             f"sandbox {self.id} does not answer: {why[:300]}",
             hint="try again, or destroy it",

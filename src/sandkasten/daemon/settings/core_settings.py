@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.images.pull_rules import PullMode
 
-BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "kubernetes")
+BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "kubernetes", "fly")
 # Longer than a large wheel takes on a slow line.
 _MAX_INSTALL_S = 86_400.0
 
@@ -89,8 +89,8 @@ class GeneralSettings:
         "backend",
         backend_name,
         "local",
-        "The backend of a request that names none: local, oci, gvisor, docker, docker/NAME or "
-        "kubernetes.",
+        "The backend of a request that names none: local, oci, gvisor, docker, docker/NAME, "
+        "kubernetes or fly.",
     )
     default_image: str = setting(
         "default_image", image, "host", "The image of a request that names none."

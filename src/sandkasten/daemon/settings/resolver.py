@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from sandkasten.daemon.settings.agent_settings import AgentSettings
+from sandkasten.daemon.settings.cloud.fly_settings import FlySettings
 from sandkasten.daemon.settings.compat_settings import CompatSettings
 from sandkasten.daemon.settings.core_settings import (
     GeneralSettings,
@@ -66,6 +67,7 @@ from sandkasten.model.spelling import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from sandkasten.backends.cloud.fly.fly_options import FlyOptions
     from sandkasten.backends.docker.docker_options import DockerOptions
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.images.packages.package_rules import PackageRules
@@ -99,6 +101,7 @@ SECTIONS = (
     EngineSettings,
     NamedEngineSettings,
     KubernetesSettings,
+    FlySettings,
     PackageSettings,
     HttpSettings,
     PreviewSettings,
@@ -156,6 +159,8 @@ class Settings:
     docker_engines: Mapping[str, DockerOptions]
     """Named Docker Engines by the name of their backend."""
     kubernetes: KubernetesOptions
+    fly: FlyOptions = field(repr=False)
+    """Holds the token: never printed."""
     agents: AgentSettings
     providers: tuple[ProviderEndpoint, ...]
     """Model providers by the prefix of a model's name."""
@@ -355,6 +360,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         ),
         docker_engines=engines.options(environ),
         kubernetes=cluster.options(general.lifetime_s + pool.rules().oldest_s),
+        fly=source.read(FlySettings).options(),
         agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),
         packages=packages.rules(),

@@ -178,6 +178,17 @@ FEATURES: Final[Mapping[str, BackendFeatures]] = MappingProxyType(
                 "Images are those of a registry that the nodes reach.",
             ),
         ),
+        "fly": BackendFeatures(
+            summary="microVMs of Fly (Fly Machines)",
+            sessions=True,
+            networks=("none", "full"),
+            snapshots=True,
+            notes=(
+                "Images are those of a registry that Fly reaches, with the programs of Sandkasten.",
+                "Processors and memory are those of the next size that Fly has.",
+                "The gate in a machine ends it after backends.fly.lifetime_seconds.",
+            ),
+        ),
     }
 )
 _UNKNOWN: Final = BackendFeatures()

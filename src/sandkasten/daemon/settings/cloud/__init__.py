@@ -1,0 +1,1 @@
+"""Settings of the providers of machines, one module for each."""
