@@ -105,6 +105,14 @@ def test_a_host_name_is_read_and_checked():
     assert refused.value.message == "sandbox.hostname: 'a.b' is not a valid host name"
 
 
+@pytest.mark.promise("P118")
+def test_backend_is_read():
+    assert sandbox(backend="docker").options.backend == "docker"
+    with pytest.raises(InvalidAgent) as refused:
+        parse_sandbox({"backend": ["docker", "local"]})
+    assert refused.value.details["field"] == "sandbox.backend"
+
+
 @pytest.mark.parametrize(
     ("fields", "network"),
     [

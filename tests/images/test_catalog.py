@@ -268,3 +268,25 @@ async def test_an_engine_is_asked_for_the_exact_name_the_allow_list_compared(
 ):
     images = Images(store, usr=usr, allowed=[sought])
     assert (await images.look_up(asked)).names == (sought,)
+
+
+@pytest.mark.promise("P118")
+def test_spellings_are_all_names_under_which_an_image_is_known(store, usr, put):
+    images = Images(store, usr=usr, aliases={"ours": "registry.example:5000/ml/base:2"})
+    assert set(images.spellings("python")) == {
+        "python",
+        "python:latest",
+        "docker.io/library/python",
+        "docker.io/library/python:latest",
+        "python:3.11-slim",
+        "docker.io/library/python:3.11-slim",
+    }
+    assert {"ours", "registry.example:5000/ml/base"} <= set(images.spellings("ours"))
+    digest = "sha256:" + "a" * 64
+    assert "untrusted/app" in images.spellings(f"DOCKER.IO/untrusted/app@{digest}")
+    assert images.spellings("host") == ("host",)
+    the_id = put("untrusted/app:1")
+    for name in (the_id, the_id.removeprefix("sha256:")[:12]):
+        assert {name, "untrusted/app", "untrusted/app:1"} <= set(images.spellings(name))
+    with pytest.raises(InvalidImage):
+        images.spellings("no such name")

@@ -15,7 +15,8 @@ from sandkasten.errors import InvalidConfiguration, RegistryUnavailable, Untrust
 from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.registry.registry_http import Patience
 from sandkasten.images.signatures.image_trust import ImageTrust
-from sandkasten.images.signatures.trust_rules import TrustRule, wildcard_match
+from sandkasten.images.signatures.trust_rules import TrustRule
+from sandkasten.model.spelling import wildcard_match
 from tests.imagekit import docker_members, sketch, write_tar
 from tests.images import registries, signing
 from tests.images.signed_site import Site

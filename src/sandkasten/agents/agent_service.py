@@ -326,6 +326,7 @@ class AgentService:
         key_id: str | None = None,
         image: str | None = None,
         runtime: str | None = None,
+        backend: str | None = None,
     ) -> Mapping[str, Any]:
         context = RunContext(
             # No run id looks like this, so no session name can reach a sandbox of a run.
@@ -337,7 +338,7 @@ class AgentService:
             sandbox=AgentSandbox(
                 mode="compute" if name == "sandbox_run" else "code",
                 runtime=runtime,
-                options=SandboxOptions(image=image),
+                options=SandboxOptions(image=image, backend=backend),
             ),
         )
         context.session_key()

@@ -24,6 +24,8 @@ _ITS_OWN = ("isolated", "agent")
 class RunContext:
     agent_run_id: str
     agent_name: str = ""
+    installed: bool = False
+    """Whether the agent of this name is the operator's."""
     workflow_run_id: str | None = None
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
@@ -41,6 +43,11 @@ class RunContext:
     """Idle lifetime of a sandbox of this run, for runs whose process may be killed without a
     successor to clean up; None: the default lifetime.
     """
+
+    @property
+    def installed_agent(self) -> str | None:
+        """Return the name of the agent for rules of the operator."""
+        return self.agent_name if self.installed else None
 
     def session_key(self, name: str | None = None) -> SessionKey:
         """Return the session key for `name`, or for the session of the agent's file.

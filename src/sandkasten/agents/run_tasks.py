@@ -170,6 +170,7 @@ class RunTasks:
         return RunContext(
             agent_run_id=row.id,
             agent_name=agent.name,
+            installed=agent.installed,
             workflow_run_id=row.workflow_run_id,
             tenant=row.tenant,
             key_id=row.key_id,

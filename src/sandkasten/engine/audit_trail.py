@@ -286,6 +286,21 @@ class AuditTrail:
         )
         self._secrets(record, key_id)
 
+    def passed_over(
+        self,
+        tenant: str,
+        key_id: str | None,
+        backend: str,
+        following: str,
+        error: SandkastenError,
+        rule: str,
+    ) -> None:
+        """Record that a rule of the operator leads past a backend that is unavailable."""
+        detail = {"rule": rule, "next": following, "message": excerpt(error.message, _PATH_CHARS)}
+        self._write(
+            "policy", "policy.pass_over", tenant, None, backend, error.code, detail, key_id=key_id
+        )
+
     def network_allowed(self, record: Record) -> None:
         """Record the network that a living sandbox got."""
         if self.log is None:

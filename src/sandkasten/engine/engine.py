@@ -19,6 +19,7 @@ from sandkasten.engine.commands.terminals import Terminal, TerminalSessions, ope
 from sandkasten.engine.drain import Drain
 from sandkasten.engine.handles import Handles
 from sandkasten.engine.lifecycle.admission import Admission
+from sandkasten.engine.lifecycle.backend_choice import BackendChoice
 from sandkasten.engine.lifecycle.backend_survey import BackendSurvey
 from sandkasten.engine.lifecycle.end_watch import EndWatch
 from sandkasten.engine.lifecycle.engine_choice import EngineChoice
@@ -155,9 +156,8 @@ class Engine:
         engines = EngineChoice(policy.docker_engines, store, self._handles, claims)
         tiers = IsolationTiers(backends, default_backend, policy, engines)
         self.secrets = TenantSecrets(secrets, policy.network.uninspected)
-        planner = Planner(
-            tiers, images, policy, self.secrets, host_mounts=host_mounts, packages=packages
-        )
+        choice = BackendChoice(tiers, images, policy, self._handles.health, self.trail, events)
+        planner = Planner(choice, images, policy, self.secrets, host_mounts, packages)
         self.network = NetworkControl(self._handles, policy.network)
         traffic = TenantTraffic(self._handles, store, journal, self.network, clock, events)
         self.quotas = TenantQuotas(store, claims, stored_files, traffic, self.network)

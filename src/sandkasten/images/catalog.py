@@ -116,6 +116,11 @@ class Images:
             self._sources.trust is not None,
         )
 
+    def spellings(self, name: str) -> Sequence[str]:
+        """See `ports.SpellsImages`."""
+        found = self.store.find(name) if is_id(name) else None
+        return self._host.spellings(name, *(() if found is None else found.names))
+
     def _in_full(self, meant: Sequence[str]) -> bool:
         """Return whether the name says which image of which registry is meant, and requests may
         use that registry: otherwise a request could make this machine connect anywhere.

@@ -19,6 +19,7 @@ from sandkasten.images.image_names import (
     checked_name,
     is_id,
 )
+from sandkasten.images.registry.image_reference import parse_reference
 from sandkasten.model.images.resolved_image import Image, Lookup
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
 from sandkasten.model.spelling import nearest
@@ -96,6 +97,19 @@ class HostImages:
     def meaning(self, name: object) -> tuple[str, ...]:
         """Return the target of a name, whatever the allow-list says."""
         return chain(checked_name(name), self._aliases)
+
+    def spellings(self, name: str, *more: str) -> tuple[str, ...]:
+        """See `ports.SpellsImages`. `more` are further names of the image."""
+        found: dict[str, None] = {}
+        for one in (*self.meaning(name), *more):
+            found[one] = None
+            if one != HOST and not is_id(one):
+                # A digest is part of the last path element, a port of the first.
+                for spelled in (canonical_name(one), parse_reference(one).full):
+                    found[spelled] = None
+                    head, slash, last = spelled.partition("@")[0].rpartition("/")
+                    found[f"{head}{slash}{last.partition(':')[0]}"] = None
+        return tuple(found)
 
     def instead_of(self, meant: Sequence[str]) -> Image:
         """Return the host image in place of an alias whose target is not available."""

@@ -60,6 +60,7 @@ class RemoteCaller:
         session: str | None = None,
         image: str | None = None,
         runtime: str | None = None,
+        backend: str | None = None,
     ) -> None:
         """Raise InvalidRequest if `session` is not a valid name."""
         self._agents = agents
@@ -69,6 +70,7 @@ class RemoteCaller:
         self._session = secrets.token_hex(16) if session is None else session
         self._image = image
         self._runtime = runtime
+        self._backend = backend
         self._key_prefix = str(SessionKey("agent", f"client-{self._session}", "x"))[:-1]
 
     def tools(self) -> Sequence[ToolInfo]:
@@ -77,7 +79,12 @@ class RemoteCaller:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         calling = asyncio.ensure_future(
             self._agents.call_tool(
-                name, arguments, session=self._session, image=self._image, runtime=self._runtime
+                name,
+                arguments,
+                session=self._session,
+                image=self._image,
+                runtime=self._runtime,
+                backend=self._backend,
             )
         )
         try:

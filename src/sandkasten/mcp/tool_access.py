@@ -36,6 +36,7 @@ def serve_mcp(
     image: str | None,
     runtime: str | None,
     session: str | None,
+    backend: str | None,
     announce: Callable[[str], None],
 ) -> None:
     """Run an MCP server in this process until the client leaves or a signal arrives.
@@ -49,7 +50,8 @@ def serve_mcp(
     with require_installed("the MCP server", "mcp"):
         from sandkasten.mcp.mcp_process import serve
         from sandkasten.mcp.tool_provider import ToolOffer
-    serve(settings, ToolOffer(mode, image, runtime, session), transport, announce, place)
+    offer = ToolOffer(mode, image, runtime, session, backend)
+    serve(settings, offer, transport, announce, place)
 
 
 @asynccontextmanager
@@ -60,6 +62,7 @@ async def open_tools(
     image: str | None = None,
     runtime: str | None = None,
     session: str | None = None,
+    backend: str | None = None,
 ) -> AsyncIterator[ToolCaller]:
     """Open the tools for this program. Their sandboxes are destroyed when the block ends.
 
@@ -73,7 +76,8 @@ async def open_tools(
     settings = await asyncio.to_thread(_load, place)
     with require_installed("the toolbox of agents", "agents"):
         from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
-    async with provide_tools(settings, ToolOffer(mode, image, runtime, session), place) as tools:
+    offer = ToolOffer(mode, image, runtime, session, backend)
+    async with provide_tools(settings, offer, place) as tools:
         caller = tools.open_caller()
         try:
             yield caller

@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """Which tools are offered, and the image or runtime of their sandboxes."""
+    """Which tools are offered, and the image or runtime and the backend of their sandboxes."""
 
     mode: ToolMode = "all"
     image: str | None = None
     runtime: str | None = None
     session: str | None = None
     """Sandboxes stay when the client leaves; a client that passes the same name finds them."""
+    backend: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ async def _remote_tools(place: ServerAddress, offer: ToolOffer) -> AsyncIterator
                 session=offer.session,
                 image=offer.image,
                 runtime=offer.runtime,
+                backend=offer.backend,
             )
 
         yield ProvidedTools(shapes, caller)
@@ -98,7 +100,8 @@ async def _local_tools(settings: Settings, offer: ToolOffer) -> AsyncIterator[Pr
     try:
         files = TransientFileStore(settings, files_of_daemon)
         toolbox = Toolbox(engine, StagePublish(engine.files, files))
-        request = AgentSandbox(runtime=offer.runtime, options=SandboxOptions(image=offer.image))
+        options = SandboxOptions(image=offer.image, backend=offer.backend)
+        request = AgentSandbox(runtime=offer.runtime, options=options)
 
         # A misspelled image must not wait for the first call of a tool.
         await toolbox.find_image(request)

@@ -1,4 +1,4 @@
-"""The nearest known spelling of an unknown name, for hints."""
+"""Names as people write them: the nearest known spelling for hints, and wildcards."""
 
 from __future__ import annotations
 
@@ -28,3 +28,20 @@ def shown(text: str, limit: int = 80) -> str:
     """Return a caller's string for a message: short, printable, unambiguous."""
     cut = text if len(text) <= limit else text[:limit] + "…"
     return repr(cut)
+
+
+def wildcard_match(pattern: str, text: str) -> bool:
+    """Return whether the pattern, in which `*` is any characters, is the whole text."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == pattern
+    if not text.startswith(first):
+        return False
+    at = len(first)
+    *middle, last = rest
+    for part in middle:
+        found = text.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return len(text) - at >= len(last) and text.endswith(last)

@@ -17,6 +17,7 @@ from sandkasten.ports.image_ports import (
     Images,
     ImageSource,
     KeepsImages,
+    SpellsImages,
     Watchful,
 )
 from sandkasten.ports.isolation import (
@@ -117,6 +118,7 @@ __all__ = [
     "Sites",
     "Secrets",
     "Span",
+    "SpellsImages",
     "Store",
     "TalliesTenants",
     "TenantAgents",

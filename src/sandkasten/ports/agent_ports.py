@@ -134,6 +134,7 @@ class Agents(AgentLibrary, Protocol):
         session: str,
         image: str | None = None,
         runtime: str | None = None,
+        backend: str | None = None,
     ) -> Mapping[str, Any]: ...
 
 
@@ -184,10 +185,12 @@ class TenantAgents(AgentLibrary, Protocol):
         key_id: str | None = None,
         image: str | None = None,
         runtime: str | None = None,
+        backend: str | None = None,
     ) -> Mapping[str, Any]:
         """Call a tool outside any run: `session` names the caller's own sandbox. A failure is a
         result.
 
-        `image` and `runtime` are the defaults of that sandbox. Cancelling ends the running command.
+        `image`, `runtime` and `backend` are those of that sandbox. Cancelling ends the running
+        command.
         """
         ...

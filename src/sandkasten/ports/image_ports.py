@@ -44,6 +44,17 @@ class ImageSource(Protocol):
 
 
 @runtime_checkable
+class SpellsImages(Protocol):
+    """An image source that knows under which other names the image of a name is known."""
+
+    def spellings(self, name: str) -> Sequence[str]:
+        """Return the name, what it is an alias of, and the names of the image if it is an id; each
+        as usual, with its registry, and without tag and digest. Raise InvalidImage.
+        """
+        ...
+
+
+@runtime_checkable
 class KeepsImages(Protocol):
     """A backend with its own images besides those of the store; it cannot use the host image."""
 

@@ -82,6 +82,12 @@ class Metrics:
         self._misses = counter(
             "sandkasten_pool_misses_total", "Requests that the warm pool did not serve", "reason"
         )
+        self._passed_over = counter(
+            "sandkasten_backend_passed_over_total",
+            "Creates that went to the next backend of a rule, because this one was unavailable",
+            "backend",
+            "next",
+        )
         self._reaped = counter("sandkasten_reaped_total", "Removed by the reaper", "reason")
         self._bytes = counter("sandkasten_output_bytes_total", "Written by commands", "stream")
         self._connections = counter(
@@ -119,6 +125,9 @@ class Metrics:
             "sandbox.created": self._created,
             "sandbox.claimed": self._claimed,
             "pool.missed": lambda f: self._misses.labels(_text(f, "reason")).inc(),
+            "backend.passed_over": lambda f: self._passed_over.labels(
+                _text(f, "backend"), _text(f, "next")
+            ).inc(),
             "sandbox.reaped": lambda f: self._reaped.labels(_text(f, "reason")).inc(),
             "exec.finished": self._exec_finished,
             "sandbox_run_finished": self._run_finished,

@@ -152,3 +152,13 @@ async def test_a_daemon_that_rejects_the_key_is_an_error_before_the_first_call(d
     with pytest.raises(BackendUnavailable):
         async with open_tools(ServerAddress(url="http://127.0.0.1:1")):
             pass
+
+
+@pytest.mark.promise("P118")
+async def test_backend_of_the_command_line_is_that_of_the_sandboxes_of_a_daemon(daemon):
+    place = ServerAddress(url=daemon.url, api_key=KEY)
+    async with open_tools(place, backend="oci") as tools:
+        opened = await tools.call("sandbox_open", {})
+        async with SandboxClient(base_url=daemon.url, api_key=KEY) as client:
+            listed = {one.id: one.backend for one in await client.list_sessions()}
+        assert listed[opened["sandbox_id"]] == "oci"

@@ -1488,6 +1488,8 @@ export interface ToolBody {
   image?: string | null | undefined;
   /** python, node, bash or linux. */
   runtime?: string | null | undefined;
+  /** The backend; default: as the operator says. */
+  backend?: string | null | undefined;
 }
 
 export interface ToolList {

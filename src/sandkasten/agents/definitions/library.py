@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -177,7 +178,7 @@ def _entry(path: Path, root: Path) -> LibraryEntry:
     try:
         data = _content(path, root, most, invalid)
         text = checked_text(data, max_bytes=most, what=path.name, error=invalid)
-        agent = parse_agent(text, stem) if kind == "agent" else None
+        agent = replace(parse_agent(text, stem), installed=True) if kind == "agent" else None
     except RequestError as exc:
         return LibraryEntry(kind, path, stem, source=text, error=exc)
     return LibraryEntry(kind, path, stem, agent, text)

@@ -80,6 +80,8 @@ class Agent:
     """text or json; json when there is a schema."""
     sandbox: AgentSandbox | None = None
     """None: an agent without a sandbox."""
+    installed: bool = False
+    """Whether the file is the operator's; a client can send one with any name."""
     agents: tuple[str, ...] = ()
     """Names of the agents it may call."""
     tools: tuple[str, ...] | None = None

@@ -41,6 +41,7 @@ SANDBOX_FIELDS: Final = (
     "mode",
     "runtime",
     "image",
+    "backend",
     "session",
     "timeout_seconds",
     "max_stdout_bytes",
@@ -56,6 +57,7 @@ SANDBOX_FIELDS: Final = (
 )
 OPTION_FIELDS: Final = (
     "image",
+    "backend",
     "pip_packages",
     "npm_packages",
     "profile",
@@ -126,6 +128,7 @@ def parse_sandbox(value: object) -> tuple[AgentSandbox, tuple[str, ...]]:
         network_field=network_field,
         options=SandboxOptions(
             image=_image_of(fields, "image"),
+            backend=fields.text("backend"),
             network=network,
             pip_packages=_packages(fields, "pip_packages", _PIP, "pandas or pandas==2.2.3"),
             npm_packages=_packages(fields, "npm_packages", _NPM, "lodash or @types/node@20.1.0"),

@@ -83,6 +83,7 @@ class ChildAgent:
             self.parent,
             agent_run_id=run_id,
             agent_name=self.agent.name,
+            installed=self.agent.installed,
             sandbox=self.agent.sandbox or AgentSandbox(),
             depth=self.parent.depth + 1,
             # Without a workflow, its sessions are its own, and a request can only forbid to keep

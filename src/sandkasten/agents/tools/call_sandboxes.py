@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from sandkasten.model.runs.session_key import Namespace
     from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
 
-_Kind: TypeAlias = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...], float]
-"""What a sandbox of a key must match: image, profile, packages and retention."""
+_Kind: TypeAlias = tuple[
+    str | None, str | None, str | None, tuple[str, ...], tuple[str, ...], float
+]
+"""What a sandbox of a key must match: image, backend, profile, packages and retention."""
 
 # Sandboxes cached beside the ledger, a few hundred bytes each; the oldest is dropped.
 _REMEMBERED: Final = 10_000
@@ -332,6 +334,7 @@ def _kind(context: RunContext, key: SessionKey, image: str | None) -> _Kind:
     options = context.sandbox.options
     return (
         _image_of(context.sandbox, image),
+        options.backend,
         options.profile,
         options.pip_packages,
         options.npm_packages,

@@ -63,6 +63,7 @@ class OneshotTool:
             tenant=context.tenant,
             key_id=context.key_id,
             agent_run_id=context.agent_run_id,
+            agent=context.installed_agent,
         )
 
 

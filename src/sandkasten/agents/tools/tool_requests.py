@@ -104,6 +104,7 @@ def request_for(
         session_key=str(the_key),
         tenant=context.tenant,
         key_id=context.key_id,
+        agent=context.installed_agent,
     )
 
 

@@ -40,6 +40,7 @@ class ToolBody(Body):
     )
     image: str | None = Field(None, description="The image; wins over the runtime's own.")
     runtime: str | None = Field(None, description="python, node, bash or linux.")
+    backend: str | None = Field(None, description="The backend; default: as the operator says.")
 
 
 class Tool(Answer):
@@ -77,6 +78,7 @@ async def call_tool(call: Call) -> Response:
         key_id=call.principal.key_id,
         image=body.image,
         runtime=body.runtime,
+        backend=body.backend,
     )
     # No other client knows the command's id, so no other could end it.
     return answer(dict(await call.while_there(work)))

@@ -188,5 +188,6 @@ def _mcp(
         image=image,
         runtime=runtime,
         session=session,
+        backend=state.backend,
         announce=lambda line: typer.echo(line, err=True),
     )

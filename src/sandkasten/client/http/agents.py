@@ -118,9 +118,10 @@ class HttpAgents:
         session: str,
         image: str | None = None,
         runtime: str | None = None,
+        backend: str | None = None,
     ) -> Mapping[str, Any]:
         body = {"arguments": dict(arguments), "session": session}
-        body |= given(image=image, runtime=runtime)
+        body |= given(image=image, runtime=runtime, backend=backend)
         order = HttpRequest("POST", f"/v1/tools/{quote(name, safe='')}", body, answer_s=_TOOL_S)
         return record(await self._connection.ask(order))
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.daemon.settings.backends.backend_rule_settings import (
+    backend_rules,
+    show_backend_rules,
+)
 from sandkasten.daemon.settings.network_settings import network_rules
 from sandkasten.daemon.settings.registry_settings import parse_registries, show_registries
 from sandkasten.daemon.settings.setting_fields import setting
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
 
     from sandkasten.images.registry.registry_credentials import Access
     from sandkasten.images.signatures.trust_rules import TrustRule
+    from sandkasten.model.backends.backend_rules import BackendRule
     from sandkasten.model.images.pull_rules import PullMode
 
 BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "kubernetes", "fly")
@@ -66,13 +71,13 @@ def backend_name(name: str, value: object) -> str:
     return choice(*BACKENDS)(name, value)
 
 
-def check_backend(backend: str, engines: Collection[str]) -> None:
+def check_backend(backend: str, engines: Collection[str], setting: str = "backend") -> None:
     """Raise InvalidConfiguration for a named engine that the settings do not have."""
-    if backend.startswith(ENGINE_PREFIX) and backend not in engines:
+    if backend.startswith(ENGINE_PREFIX) and "=" not in backend and backend not in engines:
         raise InvalidConfiguration(
-            f"backend is {backend}, which backends.docker.engines does not have",
+            f"{setting} is {backend}, which backends.docker.engines does not have",
             hint=did_you_mean(backend, (*BACKENDS, *engines)),
-            setting="backend",
+            setting=setting,
         )
 
 
@@ -201,6 +206,13 @@ class PolicySettings:
         choice(*MINIMA),
         None,
         "The weakest isolation that a request may ask for.",
+    )
+    backends: tuple[BackendRule, ...] = setting(
+        "policy.backends",
+        backend_rules(backend_name),
+        (),
+        "Rules that choose the backend of a request that names none; a list in use is a fallback.",
+        show=show_backend_rules,
     )
 
 

@@ -57,6 +57,7 @@ from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import lazy_pattern
+from sandkasten.model.backends.backend_rules import check_rules
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.journal_rows import RecordingRules, Retention
@@ -288,6 +289,10 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             hint="leave policy.isolation out, or set it to gvisor or strongest",
             setting="policy.isolation",
         )
+    check_rules(policy.backends, policy.isolation, policy.isolation_minimum)
+    for rule in policy.backends:
+        for used in rule.use:
+            check_backend(used, engines.rules(), "policy.backends")
     return Settings(
         data_dir=data_dir,
         backend=general.backend,
@@ -320,6 +325,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             isolation=policy.isolation,
             isolation_minimum=policy.isolation_minimum,
             docker_engines=engines.rules(),
+            backends=policy.backends,
             ceiling=ceilings,
             allow_network=policy.allow_network,
             readonly_rootfs=fixed.readonly_rootfs,

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
     from sandkasten.model.backends.backend_features import BackendReport
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest
     from sandkasten.ports import Store
 
 # Long enough for a named workspace that another create of the same engine waits for.
@@ -78,7 +79,19 @@ class EngineChoice:
             return keeper if keeper in self._engines or keeper == DOCKER else asked
         return asked
 
-    def satisfied(self, asked: str, backend: str) -> bool:
+    async def of_session(self, request: CreateRequest, key: str | None) -> CreateRequest:
+        """Name the engine of an existing session if the request chooses one by labels: the session
+        stays where it is, whichever engine has room now.
+        """
+        asked = request.options.backend
+        if key is None or asked is None or engine_labels(asked) is None:
+            return request
+        found = await self._store.find_key(key)
+        if found is None or not self._satisfied(asked, found.backend):
+            return request
+        return replace(request, options=replace(request.options, backend=found.backend))
+
+    def _satisfied(self, asked: str, backend: str) -> bool:
         """Return whether a sandbox of this backend has the labels that a request names."""
         labels, rules = engine_labels(asked), self._engines.get(backend)
         return labels is not None and rules is not None and has_labels(rules, labels)

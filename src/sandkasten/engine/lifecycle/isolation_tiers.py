@@ -104,6 +104,17 @@ class IsolationTiers:
             )
         return isolation
 
+    async def named(self, name: str, workspace: str | None = None) -> Backend:
+        """Return a backend of a rule for a request that uses this workspace. Raise
+        BackendUnavailable if it is not configured, or known not to be ready before anything is
+        made on it.
+        """
+        if name == _GVISOR:
+            return await self._ready(name)
+        if self._engines is not None:
+            name = await self._engines.choose(name, workspace, named=True)
+        return self._known(name)
+
     async def _strongest(self, minimum: str | None) -> Backend:
         """Return the strongest ready backend, preferring the default. Backends on this machine and
         backends behind an engine never replace each other: they keep code and files in different

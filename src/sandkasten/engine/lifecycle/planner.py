@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.lifecycle.backend_choice import asked_of
 from sandkasten.engine.placement import tenant_place
 from sandkasten.errors import (
     Busy,
@@ -54,20 +55,20 @@ from sandkasten.model.sandbox.policy import (
     lease_for,
     parse_limits,
 )
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.workspace import WorkspaceRequest, plain_name, workspace_request
 from sandkasten.ports import KeepsImages, RefusesNetworks, Watchful
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers
+    from sandkasten.engine.lifecycle.backend_choice import BackendChoice, Chosen
     from sandkasten.engine.storage.tenant_secrets import TenantSecrets
     from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.model.sandbox.host_mounts import MountRule
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.package_sets import Packages, PackageSet
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-    from sandkasten.model.sandbox.sandbox_values import CreateRequest
     from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner, Sites
 
 
@@ -93,16 +94,15 @@ class SandboxPlan:
 class Planner:
     def __init__(
         self,
-        tiers: IsolationTiers,
+        choice: BackendChoice,
         images: ImageSource,
         policy: Policy,
         secrets: TenantSecrets,
-        *,
         host_mounts: HostMounts | None = None,
         packages: Provisioner | None = None,
     ) -> None:
         self._secrets = secrets
-        self._tiers = tiers
+        self.choice = choice
         self._images = images
         self._policy = policy
         self._host_mounts = host_mounts
@@ -116,6 +116,7 @@ class Planner:
         image: Image | None = None,
         sites: Sites | None = None,
         joins: Record | None = None,
+        chosen: Chosen | None = None,
     ) -> SandboxPlan:
         """Check everything that can be checked before anything is made.
 
@@ -123,6 +124,8 @@ class Planner:
         allow-list does not hold the default one. `image` is one that was resolved already.
         `sites` is where packages are installed; without it a request for packages is refused.
         `joins` is the existing session that the request leads to: its image is not looked for.
+        `chosen` has the backend of a client's request; without it, the rules of `policy.backends`
+        do not apply.
         """
         check_enabled(self._policy)
         options = request.options
@@ -141,8 +144,9 @@ class Planner:
         workspace = workspace_request(request, self._policy.workspaces)
         rules = choose_mounts(options.mounts, self._policy.mounts, tenant)
         packages = checked_packages(options.pip_packages, options.npm_packages)
-        kept = None if workspace is None else workspace.name
-        backend = await self._tiers.choose(options.backend, options.isolation, kept)
+        if chosen is None:
+            chosen = await self.choice.unruled(request)
+        backend = chosen.backend
         check_mounts_on(rules, backend.name)
         refusal = None if network.closed else await _network_refusal(backend, network)
         if refusal is not None:
@@ -176,7 +180,7 @@ class Planner:
             reserve_disk=self._policy.disk.reserve == "all",
             min_free_bytes=self._policy.disk.min_free_bytes,
             writable_root=not self._policy.readonly_rootfs and image.kind != "host",
-            place=tenant_place(backend, tenant),
+            place=_place(backend, tenant),
         )
         # Last, because it may take minutes: what can be refused was refused by now.
         sets: Sequence[PackageSet] = ()
@@ -185,8 +189,10 @@ class Planner:
         if sets:
             spec = _with_packages(spec, sets)
             if isinstance(backend, KeepsImages):
-                await backend.bring_contents(spec.mounts)
+                with asked_of(backend.name):
+                    await backend.bring_contents(spec.mounts)
         warnings = (
+            *chosen.warnings,
             image.warning,
             self._root_warning(image),
             f"{refusal.message}; defaults.network_mode does not apply" if refusal else "",
@@ -280,7 +286,7 @@ class Planner:
 
         Fetches nothing. Raises what `plan` would raise if nothing can be fetched.
         """
-        backend = await self._tiers.choose(options.backend, options.isolation)
+        backend = await self.choice.first(CreateRequest(options))
         try:
             await self._image(backend, options.image, otherwise, fetch=False)
         except ImageNotFound:
@@ -338,9 +344,10 @@ class Planner:
             )
         found, unreachable = there.image, None
         if found is None and not there.signed:
-            pulls = fetch and keeper.may_fetch(in_full=there.in_full)
             try:
-                found = await keeper.find_image(there.names, fetch=pulls)
+                with asked_of(backend):
+                    pulls = fetch and keeper.may_fetch(in_full=there.in_full)
+                    found = await keeper.find_image(there.names, fetch=pulls)
             except RegistryUnavailable as exc:
                 # This machine may reach what the engine's machine cannot.
                 unreachable = exc
@@ -351,7 +358,8 @@ class Planner:
                 raise unreachable or exc from exc
         if found is not None:
             if found.kind == "layers" and fetch:
-                await keeper.bring_image(found)
+                with asked_of(backend):
+                    await keeper.bring_image(found)
             return found
         if unreachable is not None:
             raise unreachable
@@ -379,7 +387,15 @@ class Planner:
 async def _network_refusal(backend: Backend, policy: NetworkPolicy) -> UnsupportedByBackend | None:
     if not has_network(backend.name):
         return unsupported_network(backend.name)
-    return await backend.network_refusal(policy) if isinstance(backend, RefusesNetworks) else None
+    if not isinstance(backend, RefusesNetworks):
+        return None
+    with asked_of(backend.name):
+        return await backend.network_refusal(policy)
+
+
+def _place(backend: Backend, tenant: str) -> str:
+    with asked_of(backend.name):
+        return tenant_place(backend, tenant)
 
 
 def _with_packages(spec: CellSpec, sets: Sequence[PackageSet]) -> CellSpec:

@@ -22,6 +22,7 @@ from sandkasten.disk.cleanup import finish
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.lifecycle.admission import new_record, not_made
+from sandkasten.engine.lifecycle.backend_choice import Chosen, asked_of
 from sandkasten.engine.lifecycle.planner import (
     Planner,
     SandboxPlan,
@@ -43,7 +44,6 @@ from sandkasten.errors import (
     SessionExpired,
     SessionNotFound,
 )
-from sandkasten.model.backends.docker_engines import engine_labels
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.pool.pool_kinds import Miss
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
@@ -127,10 +127,24 @@ class Sandboxes:
         A request that names no image joins the session of its key whatever that is made of; with
         `any_image`, so does a request that names one.
         """
-        while True:
-            request = await self._on_its_engine(request)
-            joins = await self._joined(request, any_image=any_image)
-            plan = await self._planner.plan(request, sites=sites, joins=joins)
+        while (info := await self._tried(request, quota, sites, any_image)) is None:
+            pass
+        return info
+
+    async def _tried(
+        self,
+        request: CreateRequest,
+        quota: TenantQuota | None,
+        sites: Sites | None,
+        any_image: bool,
+    ) -> Info | None:
+        """Return None if the session to join ended meanwhile: there is no image for a new one."""
+        request = await self._entries.engines.of_session(request, session_key_of(request))
+        living = await self._living(request, any_image=any_image)
+        joins = living if any_image or request.options.image is None else None
+
+        async def work(chosen: Chosen) -> Info | None:
+            plan = await self._planner.plan(request, sites=sites, joins=joins, chosen=chosen)
             if plan.session_key is None:
                 return await self._created(plan, quota)
             async with self._key_lock(plan.session_key):
@@ -140,9 +154,9 @@ class Sandboxes:
                         check_same_kind(found, _wanted(request, any_image=any_image), plan)
                         return self.describe(found, created=False)
                     await self._bury_quietly(found.id)
-                if joins is None:
-                    return await self._created(plan, quota)
-            # The session ended meanwhile, and the plan has no image for a new one.
+                return await self._created(plan, quota) if joins is None else None
+
+        return await self._planner.choice.on_available(request, work, living)
 
     @asynccontextmanager
     async def _key_lock(self, key: str) -> AsyncIterator[None]:
@@ -167,28 +181,22 @@ class Sandboxes:
         self, request: CreateRequest, *, sites: Sites | None = None, any_image: bool = False
     ) -> None:
         """Raise what `create` would raise before it makes anything."""
-        request = await self._on_its_engine(request)
-        joins = await self._joined(request, any_image=any_image)
-        plan = await self._planner.plan(request, sites=sites, joins=joins)
-        if joins is not None:
-            check_same_kind(joins, _wanted(request, any_image=any_image), plan)
+        request = await self._entries.engines.of_session(request, session_key_of(request))
+        living = await self._living(request, any_image=any_image)
+        joins = living if any_image or request.options.image is None else None
 
-    async def _on_its_engine(self, request: CreateRequest) -> CreateRequest:
-        """Name the engine of an existing session if the request chooses one by labels: the session
-        stays where it is, whichever engine has room now.
-        """
-        key, asked = session_key_of(request), request.options.backend
-        if key is None or asked is None or engine_labels(asked) is None:
-            return request
-        found = await self._store.find_key(key)
-        if found is None or not self._entries.engines.satisfied(asked, found.backend):
-            return request
-        return replace(request, options=replace(request.options, backend=found.backend))
+        async def work(chosen: Chosen) -> None:
+            plan = await self._planner.plan(request, sites=sites, joins=joins, chosen=chosen)
+            if joins is not None:
+                check_same_kind(joins, _wanted(request, any_image=any_image), plan)
 
-    async def _joined(self, request: CreateRequest, *, any_image: bool) -> Record | None:
-        """Return the session that a request joins without a look at its image, if there is one."""
+        await self._planner.choice.on_available(request, work, living, trial=True)
+
+    async def _living(self, request: CreateRequest, *, any_image: bool) -> Record | None:
+        """Return the session of a request, if the plan depends on it: on its image or backend."""
         key = session_key_of(request)
-        if key is None or (request.options.image is not None and not any_image):
+        looks = request.options.image is not None and not any_image
+        if key is None or (looks and not self._planner.choice.has_rules):
             return None
         found = await self._store.find_key(key)
         return found if found is not None and await self._usable(found) else None
@@ -341,14 +349,17 @@ class Sandboxes:
         if isinstance(plan.backend, StartsSlowly):
             limit_s = plan.backend.create_timeout_s() or CREATE_TIMEOUT_S
         try:
-            async with asyncio.timeout(limit_s):
-                cell = await plan.backend.create(record.id, plan.spec)
-                channel = await Channel.open(await cell.dial())
+            with asked_of(plan.backend.name):
+                async with asyncio.timeout(limit_s):
+                    cell = await plan.backend.create(record.id, plan.spec)
+                    channel = await Channel.open(await cell.dial())
         except TimeoutError as exc:
             raise BackendUnavailable(
                 f"backend {plan.backend.name} did not make a sandbox in {limit_s:g} s",
                 hint="the host may be overloaded; run doctor",
+                backend=plan.backend.name,
             ) from exc
+        self._handles.health.back(plan.backend.name, record.place)
         handle = Handle(
             record=record, backend=plan.backend, cell=cell, channel=channel, cwd=WORKSPACE
         )

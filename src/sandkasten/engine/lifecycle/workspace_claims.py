@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.cleanup import finish
+from sandkasten.engine.lifecycle.backend_choice import asked_of
 from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import (
     BackendUnavailable,
@@ -237,8 +238,9 @@ class WorkspaceClaims:
 
 async def keeper_name(backend: Backend) -> str:
     """Return the name of a backend that keeps workspaces itself, or an empty string."""
-    if isinstance(backend, KeepsWorkspaces) and await backend.keeps_workspaces():
-        return backend.name
+    with asked_of(backend.name):
+        if isinstance(backend, KeepsWorkspaces) and await backend.keeps_workspaces():
+            return backend.name
     return ""
 
 

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.engine.commands.execution import Execution
+    from sandkasten.engine.lifecycle.backend_choice import Chosen
     from sandkasten.engine.lifecycle.planner import Planner, SandboxPlan
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
     from sandkasten.engine.storage.sandbox_files import FileOperations
@@ -186,21 +188,31 @@ class OneShot:
         span: Span,
     ) -> RunResult:
         job = _checked(request)
-        plan = await self._plan(request, job)
-        told = _RunEvents(self._events, request, job, plan)
-        span.set(
-            {
-                "sandbox.image": plan.spec.image.name,
-                "sandbox.backend": plan.backend.name,
-                "sandbox.timeout_seconds": told.timeout_s,
-                "sandbox.run_id": told.run_id,
-            }
-        )
+
+        async def connect(chosen: Chosen) -> tuple[SandboxPlan, _RunEvents, Record]:
+            plan = await self._plan(request, job, chosen)
+            told = _RunEvents(self._events, request, job, plan)
+            span.set(
+                {
+                    "sandbox.image": plan.spec.image.name,
+                    "sandbox.backend": plan.backend.name,
+                    "sandbox.timeout_seconds": told.timeout_s,
+                    "sandbox.run_id": told.run_id,
+                }
+            )
+            try:
+                with self._tracing.span("sandbox.connect") as connecting:
+                    record = await self._sandboxes.acquire(plan, quota)
+                    pooled = record.acquired == "pool"
+                    connecting.set({"sandbox.from_pool": pooled, "sandbox.id": record.id})
+            except BaseException as exc:
+                told.failed(exc)
+                raise
+            return plan, told, record
+
+        asked = _create_request(request, job)
+        plan, told, record = await self._planner.choice.on_available(asked, connect)
         try:
-            with self._tracing.span("sandbox.connect") as connecting:
-                record = await self._sandboxes.acquire(plan, quota)
-                connecting.set({"sandbox.from_pool": record.acquired == "pool"})
-                connecting.set({"sandbox.id": record.id})
             span.set({"sandbox.id": record.id})
             try:
                 return await self._compute(record, job, plan, told, show, span)
@@ -215,25 +227,22 @@ class OneShot:
 
     async def check(self, request: RunRequest) -> None:
         """Raise what `run` would raise before it makes anything."""
-        await self._plan(request, _checked(request))
+        job = _checked(request)
+        asked = _create_request(request, job)
+        plan = partial(self._plan, request, job)
+        await self._planner.choice.on_available(asked, plan, trial=True)
 
     async def find_image(self, options: SandboxOptions, runtime: str) -> bool:
         """Return whether the image of a run is here; see `Planner.find_image`."""
         otherwise = _runtime(runtime).image
         return await self._planner.find_image(options, otherwise=otherwise)
 
-    async def _plan(self, request: RunRequest, job: _Job) -> SandboxPlan:
+    async def _plan(self, request: RunRequest, job: _Job, chosen: Chosen) -> SandboxPlan:
         plan = await self._planner.plan(
-            CreateRequest(
-                replace(
-                    request.options,
-                    labels={**request.options.labels, "sandkasten.oneshot": job.name},
-                ),
-                tenant=request.tenant,
-                key_id=request.key_id,
-            ),
+            _create_request(request, job),
             otherwise=job.runtime.image,
             sites=self._sites,
+            chosen=chosen,
         )
         limits = plan.spec.limits
         checked_command(job.exec, limits, "sh")
@@ -350,6 +359,16 @@ class OneShot:
         except SandkastenError:
             # The result is valid; the row is marked, and the reaper and the lease do the rest.
             return
+
+
+def _create_request(request: RunRequest, job: _Job) -> CreateRequest:
+    labels = {**request.options.labels, "sandkasten.oneshot": job.name}
+    return CreateRequest(
+        replace(request.options, labels=labels),
+        tenant=request.tenant,
+        key_id=request.key_id,
+        agent=request.agent,
+    )
 
 
 def _runtime(name: str) -> Runtime:

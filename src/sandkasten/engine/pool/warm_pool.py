@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from sandkasten.engine.lifecycle.backend_choice import Chosen
 from sandkasten.errors import SandboxLost, SandkastenError, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.pool.pool_kinds import (
@@ -357,7 +358,9 @@ class WarmPool:
             return
         for wanted in self.rules.kinds:
             try:
-                plan = await self._planner.plan(CreateRequest(wanted.options), sites=sites)
+                request = CreateRequest(wanted.options)
+                chosen = Chosen(await self._planner.choice.first(request))
+                plan = await self._planner.plan(request, sites=sites, chosen=chosen)
                 what = _unusual(plan)
                 if what:
                     raise UnsupportedByBackend(f"no sandbox can be kept ready: {what}")

@@ -20,9 +20,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sandkasten.images.signatures.image_signature import IN_TOTO
-from sandkasten.images.signatures.trust_rules import wildcard_match
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.spelling import shown
+from sandkasten.model.spelling import shown, wildcard_match
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

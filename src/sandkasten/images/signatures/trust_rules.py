@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sandkasten.images.image_names import canonical_name, is_id
 from sandkasten.images.registry.image_reference import parse_reference
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.spelling import wildcard_match
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,20 +41,3 @@ class TrustRule:
 
 def covering(rules: Sequence[TrustRule], name: str) -> list[TrustRule]:
     return [one for one in rules if one.covers(name)]
-
-
-def wildcard_match(pattern: str, text: str) -> bool:
-    """Return whether the pattern, in which `*` is any characters, is the whole text."""
-    first, *rest = pattern.split("*")
-    if not rest:
-        return text == pattern
-    if not text.startswith(first):
-        return False
-    at = len(first)
-    *middle, last = rest
-    for part in middle:
-        found = text.find(part, at)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return len(text) - at >= len(last) and text.endswith(last)

@@ -105,5 +105,7 @@ def not_configured(backend: str, known: Iterable[str]) -> BackendUnavailable:
             backend=backend,
         )
     return BackendUnavailable(
-        f"backend {backend} is not configured here", hint=f"known: {', '.join(sorted(known))}"
+        f"backend {backend} is not configured here",
+        hint=f"known: {', '.join(sorted(known))}",
+        backend=backend,
     )

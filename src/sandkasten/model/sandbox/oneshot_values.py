@@ -35,6 +35,8 @@ class RunRequest:
     key_id: str | None = None
     agent_run_id: str | None = None
     """The run of the agent that asked for it, for log events."""
+    agent: str | None = None
+    """The installed agent that asks for it. Never set by a client."""
 
 
 def oneshot_timeout(requested: float | None, limits: Limits) -> float:

@@ -24,6 +24,7 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from sandkasten.model.backends.backend_rules import BackendRule
     from sandkasten.model.backends.docker_engines import EngineRules
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import Profile
@@ -74,6 +75,8 @@ class Policy:
     """The weakest isolation a request may have; None: any."""
     docker_engines: Mapping[str, EngineRules] = field(default_factory=lambda: MappingProxyType({}))
     """Named Docker Engines by the name of their backend, in the order of the settings."""
+    backends: tuple[BackendRule, ...] = ()
+    """Which backend a request gets that names none; without a matching rule the default one."""
     ceiling: Mapping[str, Number] = field(default_factory=lambda: _NO_CEILING)
     """The most a request may ask for, by public names of limits; a name that is missing: any."""
     gpus: int = 0

@@ -42,6 +42,8 @@ class CreateRequest:
     """The owner. Names (session key, workspace) belong to the tenant."""
     key_id: str | None = None
     """The API key of the request, for the journal."""
+    agent: str | None = None
+    """The installed agent that asks for it. Never set by a client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Settings about the choice of a backend."""

@@ -1,0 +1,112 @@
+"""The setting `policy.backends`: which backend a request gets that names none.
+
+In the file it is a list of rules, in the environment the same as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.model.backends.backend_rules import BackendRule
+from sandkasten.model.backends.docker_engines import engine_labels
+from sandkasten.model.spelling import did_you_mean, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_LISTS: Final = {"image": "images", "tenant": "tenants", "agent": "agents"}
+_KEYS: Final = (*_LISTS, "label", "use", "only")
+_MAX_RULES: Final = 100
+_MAX_NAMES: Final = 100
+
+
+def backend_rules(
+    backend: Callable[[str, object], str],
+) -> Callable[[str, object], tuple[BackendRule, ...]]:
+    """Return the parser. `backend` checks the name of a backend."""
+
+    def parse(name: str, value: object) -> tuple[BackendRule, ...]:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as exc:
+                raise _invalid(name, "must be valid JSON") from exc
+        if isinstance(value, dict):
+            value = [value]
+        if not isinstance(value, list) or len(value) > _MAX_RULES:
+            raise _invalid(name, f"must be a list of at most {_MAX_RULES} rules")
+        return tuple(_rule(f"{name}[{at}]", one, backend) for at, one in enumerate(value))
+
+    return parse
+
+
+def show_backend_rules(rules: Sequence[BackendRule]) -> list[str]:
+    return [str(one) for one in rules]
+
+
+def _rule(name: str, value: object, backend: Callable[[str, object], str]) -> BackendRule:
+    if not isinstance(value, dict):
+        raise _invalid(name, "must be a mapping")
+    for key in value:
+        if key not in _KEYS:
+            raise InvalidConfiguration(
+                f"{name} has an unknown key {shown(str(key))}",
+                hint=did_you_mean(str(key), _KEYS),
+                setting=name,
+            )
+    if "use" not in value:
+        raise _invalid(name, "must have a backend, or a list of backends, in use")
+    use = tuple(
+        one if _is_choice(f"{name}.use", one) else backend(f"{name}.use", one)
+        for one in _names(f"{name}.use", value["use"])
+    )
+    if len(set(use)) != len(use):
+        raise _invalid(f"{name}.use", "must name each backend once")
+    only = value.get("only", False)
+    if not isinstance(only, bool):
+        raise _invalid(f"{name}.only", "must be true or false")
+    lists = {
+        field: _names(f"{name}.{key}", value[key]) for key, field in _LISTS.items() if key in value
+    }
+    return BackendRule(use=use, labels=_labels(name, value.get("label", {})), only=only, **lists)
+
+
+def _is_choice(name: str, value: str) -> bool:
+    """Return whether a value chooses Docker Engines by label."""
+    try:
+        return engine_labels(value) is not None
+    except InvalidRequest as exc:
+        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
+
+
+def _names(name: str, value: object) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not 1 <= len(names) <= _MAX_NAMES:
+        raise _invalid(name, "must be a name or a list of names")
+    if not all(_is_text(one) for one in names):
+        raise _invalid(name, "must have printable names of at most 300 characters")
+    return tuple(names)
+
+
+def _labels(name: str, value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or len(value) > _MAX_NAMES:
+        raise _invalid(f"{name}.label", "must be a mapping of labels and their values")
+    for key, pattern in value.items():
+        if not _is_text(key) or not _is_text(pattern):
+            raise _invalid(f"{name}.label", "must have strings; a number must be in quotes")
+    return dict(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= 300 and value.isprintable()
+
+
+def _invalid(name: str, what: str) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"{name} {what}",
+        hint="write {image: PATTERN, label: {NAME: PATTERN}, tenant: NAME, agent: NAME, "
+        "use: BACKEND or [BACKEND, …]}; every condition may be left out",
+        setting=name,
+    )

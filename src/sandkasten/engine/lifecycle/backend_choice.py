@@ -1,0 +1,229 @@
+"""Give a request a backend, and the next one of the operator's list if that is unavailable.
+
+A request that names a backend or another isolation gets exactly that. Otherwise the first matching
+rule of `policy.backends` decides. Only a list in that rule is a fallback. It is used if the backend
+itself cannot make a sandbox now: it is not ready, does not answer, or its provider's quota is full.
+A refusal of the request, a decision of the policy and a quota of ours are final. What was passed
+over is a warning of the sandbox, an event and a record of the audit log.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from sandkasten.engine.placement import tenant_place
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    InvalidImage,
+    PolicyDenied,
+    QuotaExceeded,
+    RegistryUnavailable,
+    SandkastenError,
+    UnsupportedByBackend,
+)
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.access.tenancy import checked_tenant
+from sandkasten.model.backends.backend_rules import RuleSubject, in_order, match
+from sandkasten.model.backends.docker_engines import family
+from sandkasten.model.environment import checked_labels
+from sandkasten.model.sandbox.isolation_levels import has_engine
+from sandkasten.model.sandbox.workspace import workspace_request
+from sandkasten.model.spelling import shown
+from sandkasten.ports import SpellsImages
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from sandkasten.engine.audit_trail import AuditTrail
+    from sandkasten.engine.backend_health import BackendHealth
+    from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers
+    from sandkasten.model.backends.backend_rules import Matched
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.policy import Policy
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest
+    from sandkasten.ports import Backend, EventSink, ImageSource
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The backend of a request, and a warning for each one that was passed over."""
+
+    backend: Backend
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    names: tuple[str, ...]
+    rule: str = ""
+    only: Backend | None = None
+    """Of a request that no rule decides about."""
+
+
+class BackendChoice:
+    def __init__(
+        self,
+        tiers: IsolationTiers,
+        images: ImageSource,
+        policy: Policy,
+        health: BackendHealth,
+        trail: AuditTrail,
+        events: EventSink | None,
+    ) -> None:
+        self._tiers = tiers
+        self._images = images
+        self._policy = policy
+        self._health = health
+        self._trail = trail
+        self._events = events
+
+    @property
+    def has_rules(self) -> bool:
+        return bool(self._policy.backends)
+
+    async def unruled(self, request: CreateRequest) -> Chosen:
+        """Return the backend of a sandbox for the daemon's own use, whatever the rules say."""
+        options = request.options
+        kept = self._workspace(request)
+        return Chosen(await self._tiers.choose(options.backend, options.isolation, kept))
+
+    async def first(self, request: CreateRequest) -> Backend:
+        """Return the backend that is tried first."""
+        found = await self._candidates(request, None)
+        return found.only or await self._tiers.named(found.names[0], self._workspace(request))
+
+    async def on_available(
+        self,
+        request: CreateRequest,
+        work: Callable[[Chosen], Awaitable[T]],
+        joins: Record | None = None,
+        *,
+        trial: bool = False,
+    ) -> T:
+        """Return the result of `work` on the first backend that is available to it.
+
+        `work` is called once for each backend that is tried, and must leave nothing behind if it
+        fails. `joins` is the session that the request leads to: then only its backend is tried.
+        If a later backend refuses the request, the error says that the first one is unavailable.
+        A `trial` makes nothing, so what it passes over is not recorded.
+        """
+        candidates = await self._candidates(request, joins)
+        first_error: SandkastenError | None = None
+        passed: list[str] = []
+        for name, following in zip(candidates.names, (*candidates.names[1:], None), strict=True):
+            try:
+                with asked_of(name):
+                    backend = candidates.only or await self._tiers.named(
+                        name, self._workspace(request)
+                    )
+                    if following is not None and has_engine(name):
+                        # At one that is known to be away, one request at a time tries.
+                        self._health.check(backend.name, tenant_place(backend, request.tenant))
+                return await work(Chosen(backend, tuple(passed)))
+            except (BackendUnavailable, Busy, QuotaExceeded) as exc:
+                if not _is_unavailable(exc, name):
+                    raise
+                if following is None:
+                    if passed:
+                        exc.details["passed_over"] = passed
+                    raise
+                first_error = first_error or exc
+                passed.append(
+                    f"backend {name} was unavailable, so {candidates.rule} led to backend "
+                    f"{following}: {exc.message}"
+                )
+                if not trial:
+                    self._pass_over(request, name, following, exc, candidates.rule)
+            except (UnsupportedByBackend, InvalidImage, RegistryUnavailable) as exc:
+                if first_error is None:
+                    raise
+                first_error.details["passed_over"] = [*passed, f"backend {name}: {exc.message}"]
+                raise first_error from exc
+        raise BackendUnavailable("no backend was tried", hint="run doctor")
+
+    async def _candidates(self, request: CreateRequest, joins: Record | None) -> _Candidates:
+        options, rules = request.options, self._policy.backends
+        matched = match(rules, self._subject(request)) if rules else None
+        if options.backend is not None or options.isolation not in (None, "standard"):
+            chosen = (await self.unruled(request)).backend
+            if matched is not None:
+                _check_only(matched, options.backend, chosen.name)
+            return _Candidates((chosen.name,), only=chosen)
+        if matched is None:
+            chosen = (await self.unruled(request)).backend
+            return _Candidates((chosen.name,), only=chosen)
+        names = in_order(matched.rule, self._policy.isolation_minimum)
+        if not names:
+            raise PolicyDenied(
+                f"{matched.name} names no backend that policy.isolation_minimum allows",
+                hint="ask the operator to change one of them",
+                rule=matched.name,
+            )
+        if joins is not None and joins.backend in names:
+            names = (joins.backend,)
+        elif options.workspace_id is not None:
+            # Its files are in one place: elsewhere the request would get another, empty one.
+            names = tuple(one for one in names if one == names[0] or _share_files(one, names[0]))
+        return _Candidates(names, matched.name)
+
+    def _workspace(self, request: CreateRequest) -> str | None:
+        found = workspace_request(request, self._policy.workspaces)
+        return None if found is None else found.name
+
+    def _subject(self, request: CreateRequest) -> RuleSubject:
+        name = request.options.image or self._policy.default_image
+        spelled = self._images.spellings(name) if isinstance(self._images, SpellsImages) else ()
+        return RuleSubject(
+            images=(name, *spelled),
+            labels=checked_labels(request.options.labels),
+            tenant=checked_tenant(request.tenant),
+            agent=request.agent,
+        )
+
+    def _pass_over(
+        self, request: CreateRequest, name: str, following: str, exc: SandkastenError, rule: str
+    ) -> None:
+        self._trail.passed_over(request.tenant, request.key_id, name, following, exc, rule)
+        if self._events is not None:
+            about = {"backend": name, "next": following, "code": exc.code, "reason": exc.message}
+            self._events.emit("backend.passed_over", {**about, "rule": rule})
+
+
+def _share_files(one: str, other: str) -> bool:
+    return not has_engine(one) and not has_engine(other)
+
+
+def _check_only(matched: Matched, asked: str | None, backend: str) -> None:
+    if matched.rule.only and not {asked, backend} & set(matched.rule.use):
+        raise PolicyDenied(
+            f"{matched.name} does not allow backend {shown(backend)} for this request",
+            hint=f"leave backend and isolation out, or name {' or '.join(matched.rule.use)}",
+            rule=matched.name,
+            backend=backend,
+        )
+
+
+def _is_unavailable(exc: SandkastenError, name: str) -> bool:
+    """Return whether an error says that this backend cannot make a sandbox now."""
+    told = exc.details.get("backend")
+    # Of labels, the error is that of a Docker Engine which has them.
+    if told != name and not ("=" in name and family(str(told)) == family(name)):
+        return False
+    # Without an engine, what is full is this machine, and the request may be what is too large.
+    return isinstance(exc, BackendUnavailable) or has_engine(name)
+
+
+@contextmanager
+def asked_of(backend: str) -> Iterator[None]:
+    """Name the backend in errors that its own methods raise: other parts, such as the database,
+    raise the same classes.
+    """
+    try:
+        yield
+    except (BackendUnavailable, QuotaExceeded) as exc:
+        exc.details.setdefault("backend", backend)
+        raise

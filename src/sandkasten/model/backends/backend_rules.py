@@ -1,0 +1,149 @@
+"""The operator's rules that choose a backend, `policy.backends`. Pure.
+
+The first rule that matches a request decides. A list in `use` is a fallback: the next backend is
+tried only when the one before it is unavailable, and none of them isolates less than the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.sandbox.isolation_levels import strength, weakest_of
+from sandkasten.model.spelling import wildcard_match
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SETTING: Final = "policy.backends"
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSubject:
+    """What of a request the rules look at."""
+
+    images: tuple[str, ...] = ()
+    """All spellings of the image's name."""
+    labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
+    tenant: str = ""
+    agent: str | None = None
+    """The installed agent that the request comes from; None: not from an agent, or from one whose
+    file the client sent, which may have any name.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRule:
+    """Conditions, which must all be met, and the backends to use then, in order.
+
+    `*` in a pattern stands for any characters. Of several patterns one must match, of several
+    labels all.
+    """
+
+    use: tuple[str, ...]
+    images: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
+    tenants: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    only: bool = False
+    """Whether a request that names a backend outside `use` is refused."""
+
+    def matches(self, subject: RuleSubject) -> bool:
+        agents = () if subject.agent is None else (subject.agent,)
+        return (
+            _any(self.images, subject.images)
+            and _any(self.tenants, (subject.tenant,))
+            and _any(self.agents, agents)
+            and all(
+                name in subject.labels and wildcard_match(pattern, subject.labels[name])
+                for name, pattern in self.labels.items()
+            )
+        )
+
+    def __str__(self) -> str:
+        conditions = [
+            *(("image " + ", ".join(self.images),) if self.images else ()),
+            *(f"label {name}={pattern}" for name, pattern in self.labels.items()),
+            *(("tenant " + ", ".join(self.tenants),) if self.tenants else ()),
+            *(("agent " + ", ".join(self.agents),) if self.agents else ()),
+        ]
+        used = ", then ".join(self.use) + (" only" if self.only else "")
+        return f"{' and '.join(conditions) or 'any request'}: {used}"
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The rule that decides about a request."""
+
+    name: str
+    """Its place in the settings, such as `policy.backends[0]`."""
+    rule: BackendRule
+
+
+def match(rules: Sequence[BackendRule], subject: RuleSubject) -> Matched | None:
+    """Return the first rule that matches; None if none does."""
+    for at, rule in enumerate(rules):
+        if rule.matches(subject):
+            return Matched(f"{SETTING}[{at}]", rule)
+    return None
+
+
+def in_order(rule: BackendRule, minimum: str | None = None) -> tuple[str, ...]:
+    """Return the backends that a request may get by a rule, in order. None of them isolates less
+    than the first one or than the operator's minimum, whatever the rule says.
+    """
+    least = max(strength(rule.use[0]), 0 if minimum is None else weakest_of(minimum))
+    return tuple(one for one in rule.use if strength(one) >= least)
+
+
+def check_rules(
+    rules: Sequence[BackendRule], isolation: str | None = None, minimum: str | None = None
+) -> None:
+    """Raise InvalidConfiguration for a rule that could weaken the isolation of a request.
+
+    `isolation` and `minimum` are `policy.isolation` and `policy.isolation_minimum`.
+    """
+    if rules and isolation == "strongest":
+        raise InvalidConfiguration(
+            f"policy.isolation is strongest, which leaves nothing for {SETTING} to choose",
+            hint=f"leave policy.isolation or {SETTING} out",
+            setting=SETTING,
+        )
+    demanded = [
+        (name, level)
+        for name, level in (
+            ("policy.isolation", isolation),
+            ("policy.isolation_minimum", minimum),
+        )
+        if level is not None
+    ]
+    for at, rule in enumerate(rules):
+        setting = f"{SETTING}[{at}].use"
+        first = rule.use[0]
+        for name, level in demanded:
+            weak = next((one for one in rule.use if strength(one) < weakest_of(level)), None)
+            if weak is not None:
+                raise InvalidConfiguration(
+                    f"{setting}: backend {weak} isolates less than {name} ({level}) demands",
+                    hint=f"remove {weak}, or lower {name}",
+                    setting=setting,
+                )
+        for one in rule.use[1:]:
+            if strength(one) < strength(first):
+                raise InvalidConfiguration(
+                    f"{setting}: backend {one} isolates less than {first}, so it must not replace "
+                    "it",
+                    hint=f"remove {one}, or write it before {first}",
+                    setting=setting,
+                    backend=one,
+                    first=first,
+                )
+
+
+def _any(patterns: Sequence[str], values: Sequence[str]) -> bool:
+    """Return whether a pattern matches a value; also if there is no pattern."""
+    return not patterns or any(wildcard_match(one, text) for one in patterns for text in values)

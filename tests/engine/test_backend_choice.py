@@ -1,0 +1,316 @@
+"""Which backend a request gets by `policy.backends`, and when the next one of a list is tried.
+
+Every backend is the unisolated one, renamed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.engine import Engine
+from sandkasten.errors import (
+    BackendUnavailable,
+    Busy,
+    IsolationRefused,
+    PolicyDenied,
+    QuotaExceeded,
+    SandkastenError,
+    UnsupportedByBackend,
+)
+from sandkasten.images.host_image import HostImages
+from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.audit_records import AuditFilter
+from sandkasten.model.backends.backend_rules import BackendRule
+from sandkasten.model.pool.pool_kinds import PoolRules
+from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.sandbox.policy import Policy
+from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.store.audit_directory import AuditDirectory
+from sandkasten.telemetry.metrics import Metrics
+from tests.engine.injections import Events
+from tests.store.memory_store import MemoryJournal, MemoryStore
+from tests.unisolated.backend import UnisolatedBackend
+
+pytestmark = [pytest.mark.anyio, pytest.mark.promise("P118")]
+
+AWAY = BackendUnavailable("no engine answers", hint="start it")
+
+
+class Renamed(UnisolatedBackend):
+    """The unisolated backend under another name; `error` is what its create raises."""
+
+    def __init__(self, name: str, error: SandkastenError | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.error = error
+        self.creates = 0
+
+    async def probe(self) -> Readiness:
+        if self.error is not None:
+            return Readiness(False, self.error.message, self.error.hint)
+        return await super().probe()
+
+    async def create(self, sandbox_id, spec):
+        self.creates += 1
+        if self.error is not None:
+            raise type(self.error)(self.error.message, hint=self.error.hint, **self.error.details)
+        return await super().create(sandbox_id, spec)
+
+
+@pytest.fixture
+async def opened():
+    engines: list[Engine] = []
+
+    def open_engine(*backends: Renamed, rules: tuple[BackendRule, ...], **more: Any) -> Engine:
+        policy = Policy(backends=rules, **more.pop("policy", {}))
+        engine = Engine(
+            backends={one.name: one for one in backends},
+            default_backend=backends[0].name,
+            store=MemoryStore(),
+            images=HostImages(),
+            policy=policy,
+            clock=SystemClock(),
+            **more,
+        )
+        engines.append(engine)
+        return engine
+
+    yield open_engine
+    for engine in engines:
+        for info in await engine.list():
+            await engine.destroy(info.id)
+        await engine.aclose()
+
+
+async def backend_of(engine: Engine, tenant: str = "default", **asked: Any) -> str:
+    agent = asked.pop("agent", None)
+    request = CreateRequest(SandboxOptions(**asked), tenant=tenant, agent=agent)
+    return (await engine.create(request)).backend
+
+
+async def test_image_label_tenant_and_agent_choose_and_a_named_backend_wins(opened):
+    rules = (
+        BackendRule(("gvisor",), tenants=("acme",)),
+        BackendRule(("docker",), labels={"team": "research"}),
+        BackendRule(("oci",), images=("python",)),
+        BackendRule(("kubernetes",), agents=("reviewer",)),
+    )
+    names = ("local", "gvisor", "docker", "oci", "kubernetes")
+    engine = opened(*(Renamed(one) for one in names), rules=rules)
+    assert await backend_of(engine) == "local"
+    assert await backend_of(engine, "acme", labels={"team": "research"}) == "gvisor"
+    assert await backend_of(engine, labels={"team": "research"}) == "docker"
+    assert await backend_of(engine, image="python") == "oci"
+    assert await backend_of(engine, isolation="standard", image="python") == "oci"
+    assert await backend_of(engine, agent="reviewer") == "kubernetes"
+    assert await backend_of(engine, "acme", backend="local") == "local"
+    assert await backend_of(engine, image="python", isolation="gvisor") == "gvisor"
+    result = await engine.run(RunRequest("", "sh", tenant="acme"))
+    assert result.backend == "gvisor"
+
+
+async def test_next_backend_is_used_if_the_first_is_unavailable_and_the_answer_says_so(
+    opened, tmp_path
+):
+    events, metrics = Events(), Metrics()
+    audit = AuditDirectory(tmp_path / "audit")
+    rule = BackendRule(("docker", "oci", "local"), tenants=("acme",))
+    backends = Renamed("docker", AWAY), Renamed("oci", AWAY), Renamed("local")
+    engine = opened(*backends, rules=(rule,), events=events, audit=audit, journal=MemoryJournal())
+    info = await engine.create(CreateRequest(tenant="acme", key_id="key_1"))
+    assert info.backend == "local"
+    assert list(info.warnings[:2]) == [
+        "backend docker was unavailable, so policy.backends[0] led to backend oci: "
+        "no engine answers",
+        "backend oci was unavailable, so policy.backends[0] led to backend local: "
+        "no engine answers",
+    ]
+    ran = await engine.run(RunRequest("echo hi", "sh", tenant="acme"))
+    assert (ran.ok, ran.backend, ran.warnings[:2]) == (True, "local", info.warnings[:2])
+    rows = await audit.read(AuditFilter(action="policy.pass_over"))
+    assert [(row.target, row.outcome, row.detail["next"], row.tenant) for row in rows] == [
+        ("docker", "BACKEND_UNAVAILABLE", "oci", "acme"),
+        ("oci", "BACKEND_UNAVAILABLE", "local", "acme"),
+    ] * 2
+    assert rows[0].key_id == "key_1"
+    assert rows[0].detail["rule"] == "policy.backends[0]"
+    for event, fields in events.seen:
+        metrics.emit(event, fields)
+    text = metrics.render({}, await engine.network.totals())[0].decode()
+    assert 'sandkasten_backend_passed_over_total{backend="docker",next="oci"} 2.0' in text
+
+
+async def test_gvisor_that_is_not_ready_is_passed_over_only_for_what_is_as_strong(opened):
+    broken = Renamed("gvisor", BackendUnavailable("runsc is too old", hint="update"))
+    local = Renamed("local")
+    # A policy that another program built, unchecked: the weaker backend is not used.
+    engine = opened(broken, local, rules=(BackendRule(("gvisor", "local")),))
+    with pytest.raises(BackendUnavailable, match="runsc is too old"):
+        await engine.create(CreateRequest())
+    assert local.creates == 0
+
+
+async def test_without_a_list_nothing_else_is_tried(opened):
+    local = Renamed("local")
+    away = Renamed("docker", AWAY)
+    engine = opened(away, local, rules=(BackendRule(("docker",)),))
+    with pytest.raises(BackendUnavailable, match="no engine answers") as refused:
+        await engine.create(CreateRequest())
+    assert refused.value.details == {"backend": "docker"}
+    with pytest.raises(BackendUnavailable):
+        await opened(away, local, rules=()).create(CreateRequest())
+    assert local.creates == 0
+
+
+async def test_named_backend_is_never_replaced(opened):
+    local = Renamed("local")
+    rules = (BackendRule(("docker", "local")),)
+    engine = opened(Renamed("docker", AWAY), local, rules=rules)
+    with pytest.raises(BackendUnavailable):
+        await backend_of(engine, backend="docker")
+    with pytest.raises(BackendUnavailable):
+        await engine.run(RunRequest("", "sh", options=SandboxOptions(backend="docker")))
+    assert local.creates == 0
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        UnsupportedByBackend("it cannot do this"),
+        PolicyDenied("the platform forbids it"),
+        IsolationRefused("it is less closed than promised"),
+    ],
+)
+async def test_refusal_is_final(opened, refusal):
+    local = Renamed("local")
+    rules = (BackendRule(("docker", "local")),)
+    engine = opened(Renamed("docker", refusal), local, rules=rules)
+    with pytest.raises(type(refusal)):
+        await engine.create(CreateRequest())
+    assert local.creates == 0
+
+
+async def test_ledger_that_is_away_says_nothing_about_a_backend(opened, monkeypatch):
+    async def put(self, record):
+        raise BackendUnavailable("the database does not answer", store="postgres")
+
+    docker, local = Renamed("docker"), Renamed("local")
+    engine = opened(docker, local, rules=(BackendRule(("docker", "local")),))
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryStore, "put", put)
+        with pytest.raises(BackendUnavailable, match="the database does not answer") as refused:
+            await engine.create(CreateRequest())
+    assert refused.value.details == {"store": "postgres"}
+    assert (docker.creates, local.creates) == (0, 0)
+
+
+async def test_quota_of_a_provider_leads_on_and_one_of_ours_does_not(opened):
+    local, docker = Renamed("local"), Renamed("docker", QuotaExceeded("the disk is full"))
+    rules = (BackendRule(("docker", "local")),)
+    engine = opened(docker, local, rules=rules)
+    assert await backend_of(engine) == "local"
+    docker.error = None
+    with pytest.raises(QuotaExceeded):
+        await engine.create(CreateRequest(tenant="acme"), TenantQuota(max_sessions=0))
+    assert (docker.creates, local.creates) == (1, 1)
+    full = Renamed("oci", QuotaExceeded("this machine's disk is full"))
+    with pytest.raises(QuotaExceeded):
+        await opened(full, local, rules=(BackendRule(("oci", "local")),)).create(CreateRequest())
+
+
+async def test_provider_that_limits_the_rate_is_passed_over(opened):
+    limited = Renamed("docker", Busy("too many requests", backend="docker"))
+    engine = opened(limited, Renamed("local"), rules=(BackendRule(("docker", "local")),))
+    assert await backend_of(engine) == "local"
+    limited.error = Busy("another request holds the lock")
+    with pytest.raises(Busy):
+        await engine.create(CreateRequest())
+
+
+async def test_code_that_fails_is_not_run_elsewhere(opened):
+    docker, local = Renamed("docker"), Renamed("local")
+    engine = opened(docker, local, rules=(BackendRule(("docker", "local")),))
+    result = await engine.run(RunRequest("exit 3", "sh"))
+    assert (result.ok, result.exit_code, result.backend) == (False, 3, "docker")
+    assert local.creates == 0
+
+
+async def test_all_unavailable_is_the_last_error_with_those_before_it(opened):
+    oci = Renamed("oci", BackendUnavailable("no runc", hint="install it"))
+    engine = opened(Renamed("docker", AWAY), oci, rules=(BackendRule(("docker", "oci")),))
+    with pytest.raises(BackendUnavailable, match="no runc") as refused:
+        await engine.create(CreateRequest())
+    assert "backend docker was unavailable" in str(refused.value.details["passed_over"])
+    assert await engine.list(all=True) == []
+
+
+async def test_later_backend_that_refuses_the_request_leaves_the_first_error(opened):
+    refusing = Renamed("oci", UnsupportedByBackend("no such thing here"))
+    engine = opened(Renamed("docker", AWAY), refusing, rules=(BackendRule(("docker", "oci")),))
+    with pytest.raises(BackendUnavailable, match="no engine answers") as refused:
+        await engine.create(CreateRequest())
+    assert "backend oci: no such thing here" in str(refused.value.details["passed_over"])
+
+
+async def test_session_key_finds_its_session_wherever_it_was_made(opened):
+    docker = Renamed("docker", AWAY)
+    engine = opened(docker, Renamed("local"), rules=(BackendRule(("docker", "local")),))
+    made = await engine.create(CreateRequest(session_key="k"))
+    docker.error = None
+    for options in (
+        SandboxOptions(),
+        SandboxOptions(image="host"),
+        SandboxOptions(isolation="standard", image="host"),
+    ):
+        again = await engine.create(CreateRequest(options, session_key="k"))
+        assert (again.id, again.created, again.backend) == (made.id, False, "local")
+    await engine.destroy(made.id)
+    assert (await engine.create(CreateRequest(session_key="k"))).backend == "docker"
+
+
+async def test_named_workspace_does_not_follow_to_another_place(opened, tmp_path):
+    from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
+
+    local = Renamed("local")
+    port = WorkspaceDirectory(tmp_path / "workspaces")
+    away = Renamed("docker", AWAY)
+    engine = opened(away, local, rules=(BackendRule(("docker", "local")),), workspaces=port)
+    with pytest.raises(BackendUnavailable, match="no engine answers"):
+        await engine.create(CreateRequest(SandboxOptions(workspace_id="w")))
+    assert local.creates == 0
+
+
+async def test_rule_with_only_refuses_other_backends(opened):
+    rules = (BackendRule(("oci", "docker"), tenants=("acme",), only=True), BackendRule(("local",)))
+    names = ("local", "oci", "docker", "gvisor")
+    engine = opened(*(Renamed(one) for one in names), rules=rules)
+    assert await backend_of(engine, "acme") == "oci"
+    assert await backend_of(engine, "acme", backend="docker") == "docker"
+    for asked in ({"backend": "local"}, {"isolation": "gvisor"}, {"isolation": "strongest"}):
+        with pytest.raises(PolicyDenied) as refused:
+            await backend_of(engine, "acme", **asked)
+        assert refused.value.details["rule"] == "policy.backends[0]"
+    assert await backend_of(engine, "beta", backend="oci") == "oci"
+
+
+async def test_warm_pool_keeps_its_kinds_on_the_backend_of_their_rule(opened):
+    from sandkasten.model.pool.pool_kinds import parse_pool_kind
+
+    rules = (BackendRule(("oci",), images=("host",)),)
+    pool = PoolRules(kinds=(parse_pool_kind("host"),))
+    engine = opened(Renamed("local"), Renamed("oci"), rules=rules, pool=pool)
+    await engine.recover()
+    claimed = await engine.create(CreateRequest(SandboxOptions(image="host")))
+    assert (claimed.backend, claimed.acquire_source) == ("oci", "pool")
+
+
+async def test_preflight_checks_on_the_backend_that_the_request_gets(opened):
+    engine = opened(Renamed("gvisor", AWAY), Renamed("local"), rules=(BackendRule(("local",)),))
+    await engine.preflight.session(CreateRequest())
+    await engine.preflight.run(RunRequest("", "sh"))
+    assert await engine.preflight.image(SandboxOptions())
