@@ -4,6 +4,7 @@
 #   test.sh check    what needs no container engine, in a few minutes
 #   test.sh all      everything, every backend included (SANDKASTEN_LONG=1: every size in full)
 #   test.sh cluster  tests/cluster and both suites on a real Kubernetes of two nodes
+#   test.sh cluster-short  both suites, and the tests of two replicas
 # Every phase runs, and any failure fails the whole. Nothing is run a second time.
 # What failed is named once more at the end, where a reader of a long log looks first.
 set -uo pipefail
@@ -185,16 +186,18 @@ case ${1:-all} in
         drop_scratch
         phase platforms .venv/bin/python -m tests.matrix.page
         ;;
-    cluster)
+    cluster | cluster-short)
         rm -f build/cluster-platforms.json
+        chosen=tests/cluster
+        [ "$1" = cluster ] || chosen=tests/cluster/test_replicas.py
         phase cluster env SANDKASTEN_LONG=1 SANDKASTEN_TEST_CLUSTER=1 .venv/bin/python -m pytest --durations=15 \
-            --durations-min=1 --hostwatch tests/cluster
+            --durations-min=1 --hostwatch $chosen
         phase suites python -n "${WORKERS:-4}" --hostwatch --platform=cluster \
             --outcome=build/cluster-platforms.json tests/conformance tests/security
         phase platforms .venv/bin/python -m tests.matrix.page --cluster
         ;;
     *)
-        echo "usage: $0 [check|all|cluster]" >&2
+        echo "usage: $0 [check|all|cluster|cluster-short]" >&2
         exit 2
         ;;
 esac
