@@ -288,7 +288,7 @@ def test_completion_knows_commands(monkeypatch, process):
     ("line", "words"),
     [
         ("sandkasten run --isolation g", ["gvisor"]),
-        ("sandkasten create --backend ", ["docker", "gvisor", "kubernetes", "local", "oci"]),
+        ("sandkasten create --backend ", sorted(completions.BACKENDS)),
         ("sandkasten create --profile d", ["dev"]),
         ("sandkasten run -i py", ["python"]),
         ("sandkasten run -r ", ["bash", "node", "python", "sh"]),
