@@ -218,3 +218,28 @@ async def test_an_owner_is_identified_by_more_than_its_pid(world, box):
     assert owner_gone(replace(ours, owner_start=ours.owner_start + 1))
     assert owner_gone(replace(ours, boot_id="x" + boot_id()))
     assert owner_gone(replace(ours, owner_pid=2**22 + 1))
+
+
+@pytest.mark.promise("P119")
+async def test_a_sandbox_of_an_engine_that_left_the_settings_counts_until_its_lifetime_is_over(
+    world, box
+):
+    """It ended itself by then; what is left of it is removed when the engine is added again."""
+    before = replace(await row(world, box), backend="docker/gone")
+    await world.store.put(before)
+    other = world.another()
+    assert await other.sweep() == Swept()
+    with pytest.raises(BackendUnavailable, match="gone is not in the settings"):
+        await other.destroy(box)
+    assert (await row(world, box)).state is State.DESTROYING
+    rebooted = replace(before, boot_id="another boot")
+    await world.store.put(rebooted)
+    assert await other.sweep() == Swept()
+    world.clock.ahead_s = before.lifetime_s + 60
+    for record, swept in ((before, Swept(expired=(box,))), (rebooted, Swept(dead=(box,)))):
+        await world.store.put(record)
+        assert await other.sweep() == swept
+        assert await world.store.list() == []
+    # Nothing but its row was touched.
+    assert await world.backend.real.owned() == (box,)
+    await other.aclose()

@@ -18,7 +18,7 @@ from sandkasten.disk.process_identity import boot_id
 from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, BackendHealth
 from sandkasten.engine.network_audit import NetworkAudit
 from sandkasten.engine.network_totals import NetworkTotals
-from sandkasten.engine.placement import located
+from sandkasten.engine.placement import DEPARTED, has_departed, located
 from sandkasten.engine.session_journal import EndReason, SessionJournal, expired, silent_end
 from sandkasten.errors import (
     BackendUnavailable,
@@ -336,6 +336,14 @@ class Handles:
         if backend is None:
             raise not_configured(name, self._backends)
         return backend
+
+    def departed(self, record: Record) -> bool:
+        """See `placement.has_departed`."""
+        return has_departed(record, self._backends, self._clock)
+
+    def remover(self, record: Record) -> Backend:
+        """Return the backend that removes a sandbox. Raise BackendUnavailable."""
+        return DEPARTED if self.departed(record) else located(self.backend(record.backend), record)
 
     async def lost(self, record: Record, cause: SandkastenError) -> SandkastenError:
         """Record that the cell is gone, and return the error that says why as far as known."""

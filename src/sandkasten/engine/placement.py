@@ -1,14 +1,25 @@
-"""The place of a sandbox on a platform that has several: see `ports.Places`."""
+"""The place of a sandbox on a platform that has several (see `ports.Places`), or that is gone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.process_identity import boot_id
+from sandkasten.errors import SandboxLost
+from sandkasten.model.backends.docker_engines import ENGINE_PREFIX, not_configured
+from sandkasten.model.sandbox.readiness import Readiness
 from sandkasten.ports import Places
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.ledger_record import Record
-    from sandkasten.ports import Backend
+    from sandkasten.ports import Backend, Cell, Clock
+
+# The runner ends itself at its lifetime; the engine acts only if it did not.
+LIFETIME_SLACK_S: Final = 10.0
 
 
 def tenant_place(backend: Backend, tenant: str) -> str:
@@ -21,3 +32,38 @@ def located(backend: Backend, record: Record) -> Backend:
     if record.place and isinstance(backend, Places):
         backend.note_place(record.id, record.place)
     return backend
+
+
+def has_departed(record: Record, backends: Container[str], clock: Clock) -> bool:
+    """Return whether a sandbox has ended itself at a Docker Engine that is not in the settings any
+    more. What is left of it is removed when that engine is added again.
+    """
+    if record.backend in backends or not record.backend.startswith(ENGINE_PREFIX):
+        return False
+    age_s = clock.boottime() - record.created_boottime
+    if record.boot_id != boot_id():
+        age_s = clock.now() - record.created_at
+    return age_s > record.lifetime_s + LIFETIME_SLACK_S
+
+
+class DepartedEngine:
+    """Stands for a Docker Engine that is not in the settings any more: it has nothing that can be
+    reached or removed.
+    """
+
+    name = "docker/departed"
+
+    async def probe(self) -> Readiness:
+        return Readiness(ready=False, reason="it is not in the settings any more")
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
+        raise not_configured(self.name, ())
+
+    async def attach(self, sandbox_id: SandboxId) -> Cell:
+        raise SandboxLost(f"sandbox {sandbox_id} is not running", hint="create a new one")
+
+    async def owned(self) -> tuple[SandboxId, ...]:
+        return ()
+
+
+DEPARTED: Final = DepartedEngine()

@@ -20,6 +20,7 @@ from sandkasten.engine.backend_health import LIST_TIMEOUT_S, no_answer_error
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes, rebooted
 from sandkasten.engine.lifecycle.upkeep import Upkeep
 from sandkasten.engine.owner import owner_gone
+from sandkasten.engine.placement import LIFETIME_SLACK_S
 from sandkasten.errors import Busy, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, Clock, EventSink, Store
 
 _AT_ONCE = 8
-# The runner ends itself at its lifetime; the reaper acts only if it did not.
-_LIFETIME_SLACK_S = 10.0
 
 
 @dataclass(slots=True)
@@ -146,7 +145,7 @@ class Reaper:
 
     def _is_ours(self, record: Record) -> bool:
         if record.backend not in self._backends:
-            return False
+            return self._handles.departed(record)
         # What a daemon that was killed kept ready is known only to the one that follows it: others
         # see that its node lives.
         left = record.hidden and owner_gone(record)
@@ -237,7 +236,7 @@ class Reaper:
             return True
         age_s = self._clock.boottime() - record.created_boottime
         # A paused runner cannot end itself, so there is no reason to wait.
-        slack_s = 0.0 if record.state is State.PAUSED else _LIFETIME_SLACK_S
+        slack_s = 0.0 if record.state is State.PAUSED else LIFETIME_SLACK_S
         return record.state is not State.CREATING and age_s > record.lifetime_s + slack_s
 
     def _report(self, swept: Swept) -> None:

@@ -31,7 +31,6 @@ from sandkasten.engine.lifecycle.planner import (
 )
 from sandkasten.engine.lifecycle.sandbox_info import described
 from sandkasten.engine.owner import owner_gone
-from sandkasten.engine.placement import located
 from sandkasten.engine.pool.spare_claims import SpareClaims, send_lease
 from sandkasten.engine.pool.warm_pool import REFILL_AFTER_S
 from sandkasten.errors import (
@@ -428,7 +427,7 @@ class Sandboxes:
             with suppress(QuotaExceeded, InternalError, BackendUnavailable):
                 await self._store.put(replace(record, state=State.DESTROYING))
         # After the mark: a Docker Engine that is not in the settings may come back.
-        backend = located(self._handles.backend(record.backend), record)
+        backend = self._handles.remover(record)
         if self._handles.peek(record.id) is None:
             await self._handles.network_totals.ended_unattended(backend, record)
         try:
