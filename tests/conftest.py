@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 
 from tests import forked_programs, platform_markers, worker_groups
+from tests.cloud import lent_services
 from tests.cluster import lent_cluster
 from tests.engines import lent
 from tests.hostwatch import canary as canary_tree
@@ -150,6 +151,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     lent.close()
     lent_cluster.close()
+    lent_services.close()
     forked_programs.stop()
     if _before not in session.config.stash:
         return

@@ -102,6 +102,7 @@ GROUNDS = {
     "kubernetes/exec": Ground("kubernetes", "debian", cells="reused", kept="engine", where="exec"),
     # Machines of providers: what stands for them is in tests/cloud.
     "fly": Ground("fly", "debian", cells="reused", kept="engine"),
+    "e2b": Ground("e2b", "debian", cells="reused", kept="engine"),
 }
 # The rows of docs/reference/grounds.md. Those of a user are tested by an ordinary one.
 TITLES = {
@@ -121,6 +122,9 @@ TITLES = {
     "docker/remote": "Docker on another machine, over TCP with certificates of both sides",
     "docker/busybox": "Docker on a busybox image: no bash, no Python",
 }
+# Of these the contract alone is asked, with `all`: one isolates nothing, and what is around a
+# machine is its provider's.
+CONTRACT_ONLY = ("unisolated", "e2b")
 # The rows of `make test-cluster`, which the other targets do not run.
 CLUSTER_TITLES = {
     "kubernetes": "a Pod on Kubernetes, reached at its address",
@@ -202,6 +206,8 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "docker/remote"): _PLACE_POSTURE,
     ("contract", "docker/busybox"): _PLACE,
     ("security", "docker/busybox"): _PLACE_POSTURE,
+    # The runner is in a machine of a provider, behind a WebSocket.
+    ("contract", "e2b"): _PLACE,
     # The other way in carries the same bytes.
     ("contract", "kubernetes/exec"): Part(("port", "commands", "output"), _LARGE),
     ("security", "kubernetes/exec"): _POSTURE,
@@ -252,6 +258,10 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
         from tests.kubernetes.cluster_images import open_on_cluster
 
         return open_on_cluster(data_dir, ground.where)
+    if ground.backend == "e2b":
+        from tests.cloud.e2b_service import open_on_e2b
+
+        return open_on_e2b(data_dir)
     from sandkasten.backends.oci import OciBackend
 
     return OciBackend(data_dir=data_dir, runtime="runc" if ground.backend == "oci" else "runsc")
@@ -301,7 +311,7 @@ def _open_docker(ground: Ground, data_dir: Path) -> Backend:
             options = DockerOptions()
         case mode:
             options = DockerOptions(host=engine.host, workspace=cast("WorkspaceMode", mode))
-    packer = StorePacker(LayerStore(_store())) if ground.kept == "store" else None
+    packer = StorePacker(LayerStore(image_store())) if ground.kept == "store" else None
     return DockerBackend(data_dir, options, name=name, packer=packer)
 
 
@@ -312,6 +322,8 @@ def spec_on(ground: Ground, limits: Limits | None = None) -> CellSpec:
         image = Image(name=reference(ground.image), kind="engine")
     elif ground.backend == "fly":
         image = Image(name="registry.fly.io/sandboxes:debian", kind="engine")
+    elif ground.backend == "e2b":
+        image = Image(name=ground.image, kind="engine")
     elif ground.kept == "engine":
         image = Image(name=stock.reference(ground.image), kind="engine")
     else:
@@ -319,7 +331,8 @@ def spec_on(ground: Ground, limits: Limits | None = None) -> CellSpec:
     return CellSpec(image=image, limits=limits or Limits(), profile=ground.profile)
 
 
-def _store() -> Path:
+def image_store() -> Path:
+    """Return the store that has the images of `image_named`."""
     own = os.environ.get(ARCHIVES) is not None
     return Path(os.environ["HOME"]) / "images" if own else imagekit.CACHE / "store"
 
@@ -330,7 +343,7 @@ def image_named(name: str) -> Image:
         return Image("host")
     given = os.environ.get(ARCHIVES)
     archive = _TARS[name]() if given is None else Path(given) / f"{name}.tar"
-    store = imagekit.store_with(_store(), (name, archive))
+    store = imagekit.store_with(image_store(), (name, archive))
     found = store.find(name)
     assert found is not None
     return Image(

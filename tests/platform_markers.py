@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
 
-from tests.platform_choice import CLUSTER_TITLES, GROUNDS, every_platform, part
+from tests.platform_choice import (
+    CLUSTER_TITLES,
+    CONTRACT_ONLY,
+    GROUNDS,
+    every_platform,
+    part,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,10 +105,8 @@ def on_platforms(
     named = metafunc.config.getoption("platform", None)
     if _is_set(named):
         names = [name for name in names if part(suite, name).has(module, test)]
-        # The backend of other tests must keep the contract as well; it isolates nothing.
-        contract = named == [ALL] and suite == "contract"
-        if contract and part(suite, "unisolated").has(module, test):
-            names.append("unisolated")
+        if named == [ALL] and suite == "contract":
+            names += [name for name in CONTRACT_ONLY if part(suite, name).has(module, test)]
     metafunc.parametrize(argument, names, scope=scope)
 
 

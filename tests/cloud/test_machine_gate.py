@@ -8,7 +8,8 @@ import asyncio
 import os
 import subprocess
 import tempfile
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,21 @@ def machine() -> Iterator[Machine]:
         yield Machine(port, keys, place, gate)
         gate.kill()
         gate.wait()
+        # The runner notices.
+        deadline = time.monotonic() + PATIENCE_S
+        while _runners(place) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not _runners(place)
+
+
+def _runners(place: Path) -> list[str]:
+    """Return the processes that have a path of this machine in their command line."""
+    found = []
+    for one in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if f"{place}/home/state".encode() in one.read_bytes():
+                found.append(one.parent.name)
+    return found
 
 
 async def _output(channel: Channel, argv: list[str]) -> bytes:

@@ -81,6 +81,9 @@ def prepared_ground(backend_name: str) -> None:
     if ground is not None and ground.backend == "docker":
         engine_of(ground)
         importlib.import_module("aiodocker")
+    if ground is not None and ground.backend == "e2b":
+        importlib.import_module("sandkasten.backends.cloud.e2b.e2b_provider")
+        importlib.import_module("tests.cloud.e2b_service").service()
 
 
 @pytest.fixture(scope="session")

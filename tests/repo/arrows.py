@@ -66,6 +66,9 @@ LIBRARIES: dict[str, frozenset[str]] = {
     # The addresses of aiohttp.
     "yarl": frozenset({"images", "store"}),
     "aiodocker": frozenset({"backends"}),
+    # E2B's SDK, and the library whose errors it raises.
+    "e2b": frozenset({"backends"}),
+    "httpx": frozenset({"backends"}),
     "cel": frozenset({"agents"}),
     "dotpromptz": frozenset({"agents"}),
     "dotpromptz_handlebars": frozenset({"agents"}),

@@ -22,6 +22,7 @@ use rustls::{Certificate, PrivateKey, ServerConfig, ServerConnection};
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -58,8 +59,8 @@ pub struct Gate {
     network: Option<PathBuf>,
     /// What must be out of reach before the runner gets it.
     closed_to: Vec<SocketAddr>,
-    /// Whether clients may also come over a WebSocket.
-    websocket: bool,
+    /// Whether the runner is our child, and another user; clients may then come over a WebSocket.
+    machine: bool,
 }
 
 struct Entry {
@@ -96,7 +97,7 @@ pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
                             listener: listener.into(),
                             network: network.map(PathBuf::from),
                             closed_to: reachability::parse(closed_to)?,
-                            websocket: false,
+                            machine: false,
                         })
                     }),
             )
@@ -111,21 +112,36 @@ pub fn wanted(arguments: &[OsString]) -> Option<Result<Gate, String>> {
 
 impl Gate {
     /// Return the gate of a machine whose runner is our child; see `machine`.
-    pub fn of_machine(port: u16, secrets: PathBuf, listener: PathBuf) -> Gate {
+    pub fn of_machine(port: u16, secrets: PathBuf, hand_over: PathBuf, listener: PathBuf) -> Gate {
         Gate {
             port,
             secrets,
-            hand_over: PathBuf::new(),
+            hand_over,
             listener,
             network: None,
             closed_to: Vec::new(),
-            websocket: true,
+            machine: true,
         }
     }
 
     /// Serve until the runner ends, or until we are asked to.
     pub fn serve(self) -> Result<(), String> {
         let (entry, outside) = self.open()?;
+        self.admit_all(entry, outside)
+    }
+
+    /// The same with a runner that `start` starts; it may end before it has its listener.
+    pub fn serve_child(self, start: impl FnOnce() -> Result<Child, String>) -> Result<(), String> {
+        let (entry, outside) = self.open()?;
+        let mut runner = start()?;
+        std::thread::spawn(move || {
+            let code = runner.wait().ok().and_then(|status| status.code());
+            std::process::exit(code.unwrap_or(1))
+        });
+        self.admit_all(entry, outside)
+    }
+
+    fn admit_all(self, entry: Arc<Entry>, outside: TcpListener) -> ! {
         let admits = entry.clone();
         std::thread::spawn(move || {
             if let Err((code, message)) = self.hold_runner(&entry) {
@@ -134,27 +150,13 @@ impl Gate {
             }
             std::process::exit(0);
         });
-        admit_all(outside, admits)
-    }
-
-    /// The same with a runner that `start` starts, given its listener.
-    pub fn serve_runner(
-        self,
-        start: impl FnOnce(OwnedFd) -> Result<Child, String>,
-    ) -> Result<(), String> {
-        let (entry, outside) = self.open()?;
-        let listener = sys::listen_unix(self.listener.as_os_str().as_bytes())
-            .map_err(|errno| message("cannot make the listener of the runner", errno))?;
-        let mut runner = start(listener)?;
-        entry.give();
-        std::thread::spawn(move || {
-            let ended = runner.wait();
-            std::process::exit(match ended {
-                Ok(status) if status.success() => 0,
-                _ => 1,
-            })
-        });
-        admit_all(outside, entry)
+        loop {
+            match outside.accept() {
+                Ok((client, _)) => admit(sys::own(client.into_raw_fd()), admits.clone()),
+                // Out of descriptors or memory: those who are here may leave.
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
     }
 
     /// Prepare this process, read the secrets and listen.
@@ -198,7 +200,7 @@ impl Gate {
             token,
             listener: self.listener.clone(),
             network,
-            websocket: self.websocket,
+            websocket: self.machine,
             threads: AtomicUsize::new(0),
             open: AtomicUsize::new(0),
             newcomers: Newcomers::new(MOST_NEWCOMERS),
@@ -221,7 +223,8 @@ impl Gate {
         let runner = self
             .give_listener()
             .map_err(|errno| (1, message("cannot give the runner its listener", errno)))?;
-        entry.give();
+        *entry.given.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        entry.is_given.notify_all();
         // The runner sends nothing on this connection.
         let _end = sys::read(runner.as_raw_fd(), &mut [0u8; 1]);
         Ok(())
@@ -233,6 +236,11 @@ impl Gate {
         let listener = sys::listen_unix(self.listener.as_os_str().as_bytes())?;
         let path = self.hand_over.as_os_str().as_bytes();
         let once = sys::listen_unix(path)?;
+        if self.machine {
+            // Its directory is for the runner's group alone.
+            let open = std::fs::Permissions::from_mode(0o666);
+            std::fs::set_permissions(&self.hand_over, open).map_err(|e| sys::errno_of(&e))?;
+        }
         let flags = libc::SOCK_CLOEXEC;
         wait_for(once.as_raw_fd(), libc::POLLIN)?;
         // SAFETY: no address is asked for.
@@ -248,24 +256,6 @@ impl Gate {
         sys::unlink(path);
         sys::send_descriptors(runner.as_raw_fd(), &[listener.as_raw_fd()])?;
         Ok(runner)
-    }
-}
-
-impl Entry {
-    /// Note that the runner has its listener.
-    fn give(&self) {
-        *self.given.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.is_given.notify_all();
-    }
-}
-
-fn admit_all(outside: TcpListener, entry: Arc<Entry>) -> ! {
-    loop {
-        match outside.accept() {
-            Ok((client, _)) => admit(sys::own(client.into_raw_fd()), entry.clone()),
-            // Out of descriptors or memory: those who are here may leave.
-            Err(_) => std::thread::sleep(Duration::from_millis(10)),
-        }
     }
 }
 

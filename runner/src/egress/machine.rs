@@ -2,8 +2,8 @@
 //!
 //! There is no second container: both programs are in the machine, and so is the code of the user. The
 //! gate is root, the runner another user, and code a third one; all secrets are in directories of root.
-//! The runner inherits its listener, whose path only root can reach. Neither program can gain
-//! privileges, so set-user-id programs of the image have no effect.
+//! The runner fetches its listener as that of a Pod does, and both programs end together. Neither can
+//! gain privileges, so set-user-id programs of the image have no effect.
 //!
 //! Clients come over TLS, or over TLS in a WebSocket: most providers pass only HTTP on.
 
@@ -11,15 +11,14 @@ use crate::enclosure::{self, Enclosure};
 use crate::gate::Gate;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 const USAGE: &str = "usage: sandkasten-egress --machine PORT DIRECTORY [--lifetime SECONDS] \
     [--no-network] [--hide DIRECTORY]... RUNNER [ARGUMENT]...";
-/// Outside of the standard descriptors; the runner moves it.
-const LISTENER_FD: i32 = 3;
+/// Where the runner fetches its listener, in a directory that only its group can enter.
+const HAND_OVER: &str = "entry/socket";
 
 pub struct Machine {
     gate: Gate,
@@ -51,6 +50,7 @@ fn parse(port: &OsStr, directory: &OsStr, rest: &[OsString]) -> Result<Machine, 
         gate: Gate::of_machine(
             port,
             directory.join("keys"),
+            directory.join(HAND_OVER),
             directory.join("private/listener"),
         ),
         directory,
@@ -64,8 +64,10 @@ impl Machine {
     pub fn serve(self) -> Result<(), String> {
         self.prepare()?;
         self.enclosure.begin()?;
-        let (gate, runner, closed) = (self.gate, self.runner, self.enclosure.no_network);
-        gate.serve_runner(move |listener| start(&runner, listener, closed))
+        let (runner, closed) = (self.runner, self.enclosure.no_network);
+        let hand_over = self.directory.join(HAND_OVER);
+        self.gate
+            .serve_child(move || start(&runner, &hand_over, closed))
     }
 
     /// Make the directories: ours for root alone, those of the runner and of the user for them.
@@ -75,10 +77,14 @@ impl Machine {
         for name in ["keys", "private"] {
             make(&self.directory.join(name), 0o700)?;
         }
-        if let (Some((uid, gid)), Some(state)) = (ids, value_of(&self.runner, "--state-dir")) {
-            let state = Path::new(state);
-            make(state, 0o711)?;
-            own(state, uid, gid)?;
+        let entry = self.directory.join("entry");
+        make(&entry, 0o710)?;
+        if let Some((uid, gid)) = ids {
+            own(&entry, 0, gid)?;
+            if let Some(state) = value_of(&self.runner, "--state-dir") {
+                make(Path::new(state), 0o711)?;
+                own(Path::new(state), uid, gid)?;
+            }
         }
         let mut words = self.runner.iter();
         while let Some(word) = words.next() {
@@ -95,28 +101,12 @@ impl Machine {
     }
 }
 
-fn start(runner: &[OsString], listener: OwnedFd, closed: bool) -> Result<Child, String> {
-    let fd = listener.as_raw_fd();
+fn start(runner: &[OsString], hand_over: &Path, closed: bool) -> Result<Child, String> {
     let mut command = Command::new(&runner[0]);
-    command
-        .arg("--listen-fd")
-        .arg(LISTENER_FD.to_string())
-        .args(&runner[1..]);
-    // SAFETY: plain system calls are allowed between fork and exec.
-    unsafe {
-        command.pre_exec(move || {
-            if closed {
-                enclosure::leave_network()?;
-            }
-            let done = match fd {
-                LISTENER_FD => libc::fcntl(fd, libc::F_SETFD, 0),
-                _ => libc::dup2(fd, LISTENER_FD),
-            };
-            match done {
-                -1 => Err(std::io::Error::last_os_error()),
-                _ => Ok(()),
-            }
-        });
+    command.arg("--receive").arg(hand_over).args(&runner[1..]);
+    if closed {
+        // SAFETY: plain system calls are allowed between fork and exec.
+        unsafe { command.pre_exec(enclosure::leave_network) };
     }
     command
         .spawn()

@@ -259,6 +259,11 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
 
         return _cloud(data_dir, "fly", settings.fly.cloud, partial(FlyProvider, settings.fly))
 
+    def e2b() -> Backend:
+        from sandkasten.backends.cloud.e2b.e2b_provider import E2bProvider
+
+        return _cloud(data_dir, "e2b", settings.e2b.cloud, partial(E2bProvider, settings.e2b))
+
     # With a name of its own, an installation may own Pods that another data directory made.
     shared = data_dir if settings.kubernetes.installation else data_dir / "kubernetes"
     backends: dict[str, Backend] = {
@@ -268,6 +273,7 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         "docker": docker("docker", settings.docker),
         "kubernetes": LazyImageBackend("kubernetes", shared, kubernetes),
         "fly": LazyImageBackend("fly", data_dir / "fly", fly),
+        "e2b": LazyImageBackend("e2b", data_dir / "e2b", partial(_with_extra, "e2b", e2b)),
     }
     for name, options in settings.docker_engines.items():
         backends[name] = docker(name, DockerSettings(options))
@@ -310,6 +316,20 @@ def _docker(
         pull_limits=settings.pull_limits,
         events=events,
     )
+
+
+def _with_extra(name: str, opener: Callable[[], Backend]) -> Backend:
+    """Raise BackendUnavailable if the library of a provider is missing."""
+    try:
+        return opener()
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] == "sandkasten":
+            raise
+        raise BackendUnavailable(
+            f"backend {name} requires the library {exc.name}, which is not installed",
+            hint=install_command(name),
+            backend=name,
+        ) from exc
 
 
 def _cloud(

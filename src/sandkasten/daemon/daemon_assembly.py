@@ -241,6 +241,7 @@ async def _open_compat(
         pauses_file=data_dir / PAUSES_FILE,
         previews=previews,
         public_ports=settings.compat.e2b_public_ports,
+        profile=settings.compat.e2b_profile,
     )
     return await stack.enter_async_context(e2b)
 

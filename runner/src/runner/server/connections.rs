@@ -48,7 +48,8 @@ impl Server {
                 self.path = Some(path);
             }
             Listen::Received(path) => {
-                let (fd, giver) = receive_listener(&path)?;
+                let identity = &self.cx.config.identity;
+                let (fd, giver) = identity.as_runner(|| receive_listener(&path))?;
                 sys::set_nonblocking(fd.as_raw_fd())?;
                 self.listener = Some(self.cx.poll.watch(fd, Source::Listener, poll::READ)?);
                 self.giver = Some(self.cx.poll.watch(giver, Source::Giver, poll::READ)?);

@@ -26,13 +26,11 @@ def rate_limited(
 ) -> Busy:
     """Return the error for too many requests, or machines, at the provider."""
     when = "try again later" if retry_after_s is None else f"try again in {retry_after_s:g} s"
-    details: dict[str, str | float] = {"backend": backend}
-    if retry_after_s is not None:
-        details["retry_after_s"] = retry_after_s
     return Busy(
         f"{title} limits the rate of requests or the number of machines{_because(told)}",
         hint=f"{when}, destroy sandboxes, or ask the provider for a higher limit",
-        **details,
+        backend=backend,
+        retry_after_s=retry_after_s,
     )
 
 

@@ -73,15 +73,19 @@ async def open_e2b(
     pauses_file: Path | None = None,
     previews: Previews | None = None,
     public_ports: bool = False,
+    profile: str = "hardened",
 ) -> AsyncIterator[Sequence[Route]]:
     """Yield the routes. Watchers of clients end with the block.
 
     With `engine`, sandboxes pause at their times; `pauses_file` keeps these. `previews` then admit
     traffic tokens and resume paused sandboxes; with `public_ports` they are public by default.
+    `profile` is that of new sandboxes.
     """
     tokens, clock = EnvdTokens(key), SystemClock()
     async with open_schedule(pauses_file, engine, clock) as pauses:
-        sandboxes = SandboxRoutes(tokens, aliases, domain, pauses, public_ports=public_ports)
+        sandboxes = SandboxRoutes(
+            tokens, aliases, domain, pauses, public_ports=public_ports, profile=profile
+        )
         if previews is not None and engine is not None:
             previews.is_traffic_token = tokens.is_valid_for_traffic
             previews.resume = partial(pauses.admit, engine, clock)

@@ -80,12 +80,14 @@ class SandboxRoutes:
         pauses: PauseSchedule,
         *,
         public_ports: bool = False,
+        profile: str = "hardened",
     ) -> None:
         self._tokens = tokens
         self._aliases = aliases
         self._domain = domain
         self._pauses = pauses
         self._public_ports = public_ports
+        self._profile = profile
 
     async def create(self, call: Call) -> Response:
         body = await call.body(Create)
@@ -98,6 +100,7 @@ class SandboxRoutes:
             env=body.envVars or {},
             labels=body.metadata or {},
             network=_network(body.network, body.allow_internet_access),
+            profile=self._profile,
         )
         known = template in DEFAULT_TEMPLATES or template in self._aliases
         snapshot = None if known else await find(call, template)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from sandkasten.daemon.settings.preview_settings import PreviewSettings, domain
 from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import Address, address, boolean
+from sandkasten.daemon.settings.setting_parsers import Address, address, boolean, choice
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.preview_links import checked_domain
+from sandkasten.model.sandbox.cell_spec import Profile  # noqa: TC001  (read by dataclasses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,13 @@ class CompatSettings:
         boolean,
         False,
         "Whether ports of sandboxes that E2B's SDKs create are public by default, as with E2B.",
+    )
+
+    e2b_profile: Profile = setting(
+        "compat.e2b.profile",
+        choice("hardened", "dev"),
+        "hardened",
+        "The profile of sandboxes that E2B's SDKs create: hardened, or dev, where all are root.",
     )
 
     @property

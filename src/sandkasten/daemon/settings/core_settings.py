@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from sandkasten.model.backends.backend_rules import BackendRule
     from sandkasten.model.images.pull_rules import PullMode
 
-BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "kubernetes", "fly")
+BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b")
 # Longer than a large wheel takes on a slow line.
 _MAX_INSTALL_S = 86_400.0
 
@@ -95,7 +95,7 @@ class GeneralSettings:
         backend_name,
         "local",
         "The backend of a request that names none: local, oci, gvisor, docker, docker/NAME, "
-        "kubernetes or fly.",
+        "kubernetes, fly or e2b.",
     )
     default_image: str = setting(
         "default_image", image, "host", "The image of a request that names none."

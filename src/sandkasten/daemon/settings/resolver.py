@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from sandkasten.daemon.settings.agent_settings import AgentSettings
+from sandkasten.daemon.settings.cloud.e2b_settings import E2bSettings
 from sandkasten.daemon.settings.cloud.fly_settings import FlySettings
 from sandkasten.daemon.settings.compat_settings import CompatSettings
 from sandkasten.daemon.settings.core_settings import (
@@ -68,6 +69,7 @@ from sandkasten.model.spelling import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
     from sandkasten.backends.cloud.fly.fly_options import FlyOptions
     from sandkasten.backends.docker.docker_options import DockerOptions
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
@@ -83,7 +85,7 @@ _PREFIXES: Final = ("SANDKASTEN_", "STATION_SANDBOX_")
 _OTHER_VARIABLES: Final = frozenset({"SANDKASTEN_URL", "SANDKASTEN_TENANT", "SANDKASTEN_CONFIG"})
 # Of the compose files, of a service with our name in Kubernetes, and of this repository's tests.
 _OF_OTHERS: Final = lazy_pattern.compile(
-    r"SANDKASTEN_((IMAGE|ALLOWED_HOSTS|SHARED_VOLUME|AGENTS|WORKFLOWS|LONG)$|(SERVICE|TEST)_|PORT)"
+    r"SANDKASTEN_((IMAGE|ALLOWED_HOSTS|SHARED_VOLUME|AGENTS|WORKFLOWS|LONG)$|(SERVICE|TEST|LIVE)_|PORT)"
 )
 # In the order of the reference page.
 SECTIONS = (
@@ -103,6 +105,7 @@ SECTIONS = (
     NamedEngineSettings,
     KubernetesSettings,
     FlySettings,
+    E2bSettings,
     PackageSettings,
     HttpSettings,
     PreviewSettings,
@@ -162,6 +165,8 @@ class Settings:
     kubernetes: KubernetesOptions
     fly: FlyOptions = field(repr=False)
     """Holds the token: never printed."""
+    e2b: E2bOptions = field(repr=False)
+    """Holds the key: never printed."""
     agents: AgentSettings
     providers: tuple[ProviderEndpoint, ...]
     """Model providers by the prefix of a model's name."""
@@ -367,6 +372,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         docker_engines=engines.options(environ),
         kubernetes=cluster.options(general.lifetime_s + pool.rules().oldest_s),
         fly=source.read(FlySettings).options(),
+        e2b=source.read(E2bSettings).options(),
         agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),
         packages=packages.rules(),

@@ -189,6 +189,16 @@ FEATURES: Final[Mapping[str, BackendFeatures]] = MappingProxyType(
                 "The gate in a machine ends it after backends.fly.lifetime_seconds.",
             ),
         ),
+        "e2b": BackendFeatures(
+            summary="machines of E2B, or of a service with its protocol",
+            sessions=True,
+            networks=("none", "full"),
+            snapshots=True,
+            notes=(
+                "An image is a template of E2B, which decides about processors, memory and disk.",
+                "E2B ends a sandbox after backends.e2b.lifetime_seconds.",
+            ),
+        ),
     }
 )
 _UNKNOWN: Final = BackendFeatures()

@@ -13,12 +13,20 @@ MINIMA: Final = ("standard", "gvisor")
 
 # One kernel shared with the host, or a second one in between. A backend that is not named here
 # isolates nothing that was examined. What is below the machines of a provider is its own word.
-_STRENGTH: Final = {"local": 1, "oci": 1, "docker": 1, "kubernetes": 1, "fly": 1, "gvisor": 2}
-_ENGINES: Final = frozenset({"docker", "kubernetes", "fly"})
+_STRENGTH: Final = {
+    "local": 1,
+    "oci": 1,
+    "docker": 1,
+    "kubernetes": 1,
+    "fly": 1,
+    "e2b": 1,
+    "gvisor": 2,
+}
+_ENGINES: Final = frozenset({"docker", "kubernetes", "fly", "e2b"})
 # A Docker Engine and a cluster may still refuse it: `ports.RefusesNetworks`.
-_NETWORKS: Final = frozenset({"local", "oci", "gvisor", "docker", "kubernetes", "fly"})
+_NETWORKS: Final = frozenset({"local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b"})
 # A Docker Engine over TCP without TLS refuses it when a sandbox is created.
-_INSPECTIONS: Final = _NETWORKS - {"kubernetes", "fly"}
+_INSPECTIONS: Final = _NETWORKS - {"kubernetes", "fly", "e2b"}
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 

@@ -15,7 +15,7 @@ TRAITS: Final = Traits(
     title=TITLE,
     networks=frozenset({"none", "full"}),
     unenforced=(
-        Unenforced("cpus", _TEMPLATE, _REMEDY),
+        Unenforced("cpu", _TEMPLATE, _REMEDY),
         Unenforced("memory", _TEMPLATE, _REMEDY),
         Unenforced("workspace", _TEMPLATE, _REMEDY),
         Unenforced("tmp", "/tmp is on the disk of the machine", _REMEDY),  # noqa: S108

@@ -1,0 +1,309 @@
+"""E2B as a provider of machines, through its published SDK.
+
+The programs are written with the file API and the gate is started as a background command, both as
+root. Only HTTP reaches a port of a sandbox, so the gate is reached over a WebSocket at the host
+name that E2B gives to the port; the port is not public. The SDK waits and tries again where E2B
+asks for that (`Retry-After`), with one idempotency key per sandbox, so that none is made twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import posixpath
+import shlex
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+import e2b
+import httpx
+from e2b.sandbox.commands.command_handle import CommandExitException
+
+from sandkasten.backends.cloud import provider_errors, websocket_stream
+from sandkasten.backends.cloud.e2b.e2b_traits import TITLE, TRAITS
+from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER
+from sandkasten.errors import (
+    BackendUnavailable,
+    ImageNotFound,
+    SandboxLost,
+    SandkastenError,
+)
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.ids import SandboxId, host_label, is_sandbox_id
+from sandkasten.model.sandbox.readiness import Readiness, Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sandkasten.backends.cloud.differences import Traits
+    from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
+    from sandkasten.backends.cloud.provider import MachineOrder
+    from sandkasten.ports import ByteStream
+
+NAME: Final = "e2b"
+_VARIABLE: Final = "E2B_API_KEY"
+_RETRIES: Final = 2
+_PAGE: Final = 100
+# Opens a port that is not public. E2B gives it with the sandbox.
+_TRAFFIC: Final = "e2b-traffic-access-token"
+_ROOT: Final = "root"
+_RETRY_S: Final = 0.05
+# A service may let the file API write only to the places of a user.
+_STAGE: Final = "/tmp/sandkasten-files"  # noqa: S108  (inside a new machine, before any code)
+# To connect extends the life of a sandbox to this, if it would end sooner.
+_CONNECT_TIMEOUT_S: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """How the port of a sandbox is reached."""
+
+    url: str
+    headers: Mapping[str, str]
+
+
+class E2bProvider:
+    """Implements `cloud.provider.Provider`. `owner` is the name of this installation."""
+
+    def __init__(self, options: E2bOptions, owner: str) -> None:
+        self._options = options
+        self._owner = owner
+        self._addresses: dict[str, _Address] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS
+
+    @property
+    def _api(self) -> dict[str, Any]:
+        """Return what each call of the SDK gets, so that nothing else decides about it."""
+        if not self._options.api_key:
+            raise provider_errors.unauthorized(NAME, TITLE, _VARIABLE, "there is no key")
+        options = self._options
+        return {
+            "api_key": options.api_key,
+            "domain": options.domain or None,
+            "api_url": options.api_url or None,
+            "sandbox_url": options.sandbox_url or None,
+            "request_timeout": options.timeout_s,
+            "retries": _RETRIES,
+        }
+
+    def image(self, names: Sequence[str]) -> str:
+        for name in names:
+            plain = name.removesuffix(":latest")
+            for one in (name, plain):
+                if one in self._options.templates:
+                    return self._options.templates[one]
+        # An alias of ours has a target, which is an image of a registry.
+        return self._options.template if len(names) > 1 else names[0].removesuffix(":latest")
+
+    async def check(self) -> Readiness:
+        with _translated():
+            await e2b.AsyncSandbox.list(limit=1, **self._api).next_items()
+        line = Requirement("credentials", True, f"accepted; template {self._options.template}")
+        return Readiness(True, requirements=(line,))
+
+    async def start(self, order: MachineOrder) -> str:
+        with _translated(order.image):
+            machine = await e2b.AsyncSandbox.create(
+                template=order.image,
+                timeout=int(order.lifetime_s),
+                metadata=dict(order.labels),
+                allow_internet_access=order.network == "full",
+                network={"allow_public_traffic": False},
+                idempotency_key=f"{self._owner}-{host_label(order.sandbox_id)}",
+                **self._api,
+            )
+            self._addresses[machine.sandbox_id] = self._address(machine, order.port)
+            await machine.files.write_files(
+                [{"path": _STAGE + path, "data": data} for path, data in order.files.items()],
+                user=_ROOT,
+            )
+            await self._run_gate(machine, order)
+        return machine.sandbox_id
+
+    async def _run_gate(self, machine: e2b.AsyncSandbox, order: MachineOrder) -> None:
+        """Start the command, and return when its port answers. Raise why it has ended."""
+        said: list[str] = []
+        command = await machine.commands.run(
+            _script(order),
+            background=True,
+            envs=dict(order.env),
+            user=_ROOT,
+            cwd="/",
+            timeout=0,
+            on_stderr=said.append,
+        )
+        ended = asyncio.ensure_future(command.wait())
+        answers = asyncio.ensure_future(self._answers(machine.sandbox_id))
+        try:
+            await asyncio.wait({ended, answers}, return_when=asyncio.FIRST_COMPLETED)
+            if not answers.done():
+                await _raise_end(ended, said)
+            await answers
+        finally:
+            ended.cancel()
+            answers.cancel()
+            await asyncio.gather(ended, answers, return_exceptions=True)
+            # It runs on.
+            await command.disconnect()
+
+    async def _answers(self, machine_id: str) -> None:
+        while True:
+            try:
+                await (await self.connect(machine_id)).aclose()
+            except OSError:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+    async def find(self, sandbox_id: SandboxId) -> str | None:
+        return (await self._listed({LABEL_OWNER: self._owner, LABEL_ID: sandbox_id})).get(
+            sandbox_id
+        )
+
+    async def machines(self) -> Mapping[SandboxId, str]:
+        return await self._listed({LABEL_OWNER: self._owner})
+
+    async def _listed(self, labels: dict[str, str]) -> dict[SandboxId, str]:
+        found: dict[SandboxId, str] = {}
+        with _translated():
+            query = e2b.SandboxQuery(metadata=labels)
+            pages = e2b.AsyncSandbox.list(query=query, limit=_PAGE, **self._api)
+            while pages.has_next:
+                for one in await pages.next_items():
+                    told = one.metadata or {}
+                    the_id = told.get(LABEL_ID, "")
+                    # What the answer says is not believed: others have sandboxes there too.
+                    if is_sandbox_id(the_id) and labels.items() <= told.items():
+                        found[SandboxId(the_id)] = one.sandbox_id
+        return found
+
+    async def connect(self, machine_id: str) -> ByteStream:
+        address = self._addresses.get(machine_id)
+        if address is None:
+            with _translated(machine_id=machine_id):
+                machine = await e2b.AsyncSandbox.connect(
+                    machine_id, timeout=_CONNECT_TIMEOUT_S, **self._api
+                )
+            address = self._address(machine, self._options.cloud.port)
+            self._addresses[machine_id] = address
+        if self._session is None:
+            self._session = aiohttp.ClientSession(auto_decompress=False)
+        try:
+            return await websocket_stream.connect(
+                self._session, address.url, address.headers, self._options.timeout_s
+            )
+        except websocket_stream.RefusedWebSocket:
+            # The next attempt asks E2B again: the token may be another one by then.
+            self._addresses.pop(machine_id, None)
+            raise
+
+    def _address(self, machine: e2b.AsyncSandbox, port: int) -> _Address:
+        # A host name has no underscore, which ids of our own daemons have.
+        host = machine.get_host(port).replace("_", "-")
+        headers = {"E2b-Sandbox-Id": machine.sandbox_id, "E2b-Sandbox-Port": str(port)}
+        if machine.traffic_access_token:
+            headers[_TRAFFIC] = machine.traffic_access_token
+        if not self._options.sandbox_url:
+            return _Address(f"https://{host}/", headers)
+        # One address serves all sandboxes, and the name says which one is meant.
+        there = urlsplit(self._options.sandbox_url)
+        return _Address(
+            urlunsplit((there.scheme, there.netloc, "/", "", "")), {**headers, "Host": host}
+        )
+
+    async def stop(self, machine_id: str) -> None:
+        self._addresses.pop(machine_id, None)
+        with _translated():
+            await e2b.AsyncSandbox.kill(sandbox_id=machine_id, **self._api)
+
+    async def aclose(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+def _script(order: MachineOrder) -> str:
+    """Return what moves the files to their places and becomes the command."""
+    places = sorted({posixpath.dirname(path) for path in order.files})
+    moves = (shlex.join(("mv", _STAGE + path, path)) for path in order.files)
+    return "\n".join(
+        (
+            "set -e",
+            shlex.join(("mkdir", "-p", *places)),
+            *moves,
+            shlex.join(("chmod", "755", *order.programs)),
+            shlex.join(("rm", "-rf", _STAGE)),
+            f"exec {shlex.join(order.command)}",
+        )
+    )
+
+
+async def _raise_end(ended: asyncio.Future[Any], said: Sequence[str]) -> None:
+    """Raise why the gate is not there any more."""
+    code = 0
+    try:
+        await ended
+    except CommandExitException as exc:
+        code = exc.exit_code
+    told = "".join(said).strip() or "it said nothing"
+    raise BackendUnavailable(
+        f"the gate ended in the sandbox with status {code}: {told[:300]}",
+        hint="the template must have a user root and processors that "
+        "backends.e2b.programs_dir is built for",
+        backend=NAME,
+    )
+
+
+@contextlib.contextmanager
+def _translated(image: str = "", machine_id: str = "") -> Iterator[None]:
+    """Raise our errors in place of the SDK's. Cancellation and our own pass."""
+    try:
+        yield
+    except SandkastenError:
+        raise
+    except e2b.AuthenticationException as exc:
+        raise provider_errors.unauthorized(NAME, TITLE, _VARIABLE, str(exc)) from exc
+    except e2b.RateLimitException as exc:
+        raise provider_errors.rate_limited(NAME, TITLE, told=str(exc)) from exc
+    except (e2b.SandboxNotFoundException, e2b.SandboxNotRunningException) as exc:
+        raise SandboxLost(
+            f"E2B has no sandbox {machine_id}".rstrip(), hint="create a new one"
+        ) from exc
+    except e2b.SandboxException as exc:
+        raise _of_status(exc, image) from exc
+    except (httpx.HTTPError, OSError, ValueError, KeyError, TypeError) as exc:
+        # The last ones are how the SDK fails at an answer that is not what it should be.
+        told = str(exc) or type(exc).__name__
+        raise provider_errors.outage(NAME, TITLE, told) from exc
+    except Exception as exc:
+        if type(exc) is not Exception and not type(exc).__module__.startswith(_TRANSPORTS):
+            raise
+        raise provider_errors.outage(NAME, TITLE, str(exc)) from exc
+
+
+# The SDK raises a plain Exception for an empty answer, and lets those of its transports through.
+_TRANSPORTS: Final = ("e2b", "pyqwest", "connectrpc", "protobuf")
+_UNAUTHORIZED: Final = frozenset({401, 403})
+_NO_TEMPLATE: Final = frozenset({400, 404})
+
+
+def _of_status(exc: e2b.SandboxException, image: str) -> SandkastenError:
+    told = str(exc)
+    if exc.status_code in _UNAUTHORIZED:
+        return provider_errors.unauthorized(NAME, TITLE, _VARIABLE, told)
+    if image and exc.status_code in _NO_TEMPLATE and "template" in told.lower():
+        return ImageNotFound(
+            f"E2B has no template {image}: {told[:200]}",
+            hint="name a template as the image, or set backends.e2b.templates",
+            image=image,
+        )
+    return provider_errors.outage(NAME, TITLE, told)

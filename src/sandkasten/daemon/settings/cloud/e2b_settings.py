@@ -1,0 +1,154 @@
+"""Settings `backends.e2b.*`: the account at E2B, and how its sandboxes are made.
+
+Contacts no server; a file with the key is read when the settings are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
+from sandkasten.backends.cloud.machine_plan import CloudOptions
+from sandkasten.daemon.settings.preview_settings import domain
+from sandkasten.daemon.settings.setting_fields import masked, setting
+from sandkasten.daemon.settings.setting_parsers import (
+    http_url,
+    invalid,
+    model_key,
+    path,
+    seconds,
+    secret_in,
+    string,
+    string_list,
+)
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DEFAULT: Final = E2bOptions()
+_CLOUD: Final = CloudOptions()
+_TEMPLATE: Final = lazy_pattern.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}\Z")
+
+
+def template(name: str, value: object) -> str:
+    found = string(name, value)
+    if not _TEMPLATE.match(found):
+        hint = "write the name or the id of a template, such as base"
+        raise invalid(name, "a template of E2B", value, hint)
+    return found
+
+
+def template_list(name: str, value: object) -> tuple[str, ...]:
+    """Accept a mapping, or strings `image=template`."""
+    if isinstance(value, dict):
+        value = [f"{key}={content}" for key, content in value.items()]
+    found = string_list(name, value)
+    for one in found:
+        image, equals, wanted = one.rpartition("=")
+        if not equals or not image or not _TEMPLATE.match(wanted):
+            hint = "write image: template, such as python: my-python"
+            raise invalid(name, "a template for each image", one, hint)
+    return found
+
+
+def service_url(name: str, value: object) -> str:
+    return http_url(name, value, "an http or https URL", "https://api.example.com")[0].rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class E2bSettings:
+    api_key: str | None = setting(
+        "backends.e2b.api_key",
+        model_key,
+        None,
+        "The key of an account at E2B. Better in a file or a variable than here.",
+        aliases=("E2B_API_KEY",),
+        show=masked,
+    )
+    api_key_file: Path | None = setting(
+        "backends.e2b.api_key_file",
+        path,
+        None,
+        "A file that holds the key, readable only by the daemon's user.",
+    )
+    domain: str | None = setting(
+        "backends.e2b.domain",
+        domain,
+        None,
+        "The domain of another service with E2B's protocol; default: E2B's own.",
+        aliases=("E2B_DOMAIN",),
+    )
+    api_url: str | None = setting(
+        "backends.e2b.api_url",
+        service_url,
+        None,
+        "Where sandboxes are made; default: by the domain.",
+        aliases=("E2B_API_URL",),
+    )
+    sandbox_url: str | None = setting(
+        "backends.e2b.sandbox_url",
+        service_url,
+        None,
+        "One address at which all sandboxes are reached; default: by names of the domain.",
+        aliases=("E2B_SANDBOX_URL",),
+    )
+    template: str = setting(
+        "backends.e2b.template",
+        template,
+        _DEFAULT.template,
+        "The template of requests without an image, or with an alias such as python.",
+    )
+    templates: tuple[str, ...] = setting(
+        "backends.e2b.templates",
+        template_list,
+        (),
+        "Templates for images of requests: image=template. Other images name a template.",
+    )
+    lifetime_s: float = setting(
+        "backends.e2b.lifetime_seconds",
+        seconds,
+        _CLOUD.lifetime_s,
+        "After which time E2B ends a sandbox, whatever becomes of the daemon.",
+    )
+    start_s: float = setting(
+        "backends.e2b.start_timeout_seconds",
+        seconds,
+        _CLOUD.start_s,
+        "How long a sandbox may take to start.",
+    )
+    timeout_s: float = setting(
+        "backends.e2b.timeout_seconds",
+        seconds,
+        _DEFAULT.timeout_s,
+        "How long one request to E2B may take.",
+    )
+    programs_dir: Path | None = setting(
+        "backends.e2b.programs_dir",
+        path,
+        None,
+        "Programs of Sandkasten for E2B's processors; default: those of this machine.",
+    )
+
+    def options(self) -> E2bOptions:
+        key = self.api_key
+        if key is None and self.api_key_file is not None:
+            key = secret_in("backends.e2b.api_key_file", self.api_key_file, model_key)
+        return E2bOptions(
+            api_key=key or "",
+            domain=self.domain or "",
+            api_url=self.api_url or "",
+            sandbox_url=self.sandbox_url or "",
+            template=self.template,
+            templates=dict(_pair(one) for one in self.templates),
+            timeout_s=self.timeout_s,
+            cloud=CloudOptions(
+                lifetime_s=self.lifetime_s, start_s=self.start_s, programs_dir=self.programs_dir
+            ),
+        )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, _, value = text.rpartition("=")
+    return key, value

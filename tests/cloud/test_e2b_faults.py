@@ -1,0 +1,168 @@
+"""The backend `e2b` on another daemon whose answers fail: named errors, and nothing is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sandkasten.errors import BackendUnavailable, Busy, ImageNotFound, SandboxLost
+from sandkasten.model.ids import new_sandbox_id
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from tests.cloud import e2b_service
+from tests.cloud.faulty_proxy import FaultyProxy, faulty_proxy
+from tests.conformance.box import Box
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from sandkasten.backends.cloud.backend import CloudBackend
+    from tests.client.http.served import Served
+
+SPEC = CellSpec(image=Image(e2b_service.TEMPLATE, kind="engine"))
+CREATE = ("POST", r"/v2/sandboxes$")
+pytestmark = [pytest.mark.root, pytest.mark.promise("P115")]
+
+
+@pytest.fixture
+def daemon() -> Served:
+    """Return the service; it starts here, where no event loop waits for it."""
+    return e2b_service.service()
+
+
+@pytest.fixture
+def proxy(daemon: Served) -> Iterator[FaultyProxy]:
+    with faulty_proxy(daemon.url) as one:
+        yield one
+
+
+@pytest.fixture
+async def backend(
+    tmp_path: Path, daemon: Served, proxy: FaultyProxy
+) -> AsyncIterator[CloudBackend]:
+    opened = e2b_service.open_backend(tmp_path, e2b_service.options_for(daemon, proxy.url))
+    yield opened
+    proxy.clear()
+    left = await opened.owned()
+    for one in left:
+        await opened.discard(one)
+    await opened.aclose()
+    # A failed create removes what it made, unless the provider was away.
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "error", "told"),
+    [
+        ("answer", 500, BackendUnavailable, "does not answer as it should"),
+        ("answer", 401, BackendUnavailable, "E2B_API_KEY"),
+        ("answer", 403, BackendUnavailable, "E2B_API_KEY"),
+        ("answer", 429, Busy, "try again"),
+        ("cut", 0, BackendUnavailable, "does not answer as it should"),
+        ("hang", 0, BackendUnavailable, "does not answer as it should"),
+    ],
+)
+async def test_a_create_that_fails_is_named_and_leaves_nothing(
+    tmp_path, daemon, proxy, backend, kind, status, error, told
+):
+    fault = proxy.fault(*CREATE, kind, status, headers={"Retry-After": "0"})
+    options = e2b_service.options_for(daemon, proxy.url)
+    if kind == "hang":
+        options = replace(options, timeout_s=1.5)
+    hasty = e2b_service.open_backend(tmp_path, options)
+    with pytest.raises(error) as caught:
+        await hasty.create(new_sandbox_id(), SPEC)
+    assert fault.hit.is_set()
+    assert told in f"{caught.value.message} {caught.value.hint}"
+    assert daemon.key not in f"{caught.value!r} {caught.value.details}"
+    assert caught.value.retryable
+    await hasty.aclose()
+
+
+async def test_a_rate_limit_is_waited_for_and_nothing_is_made_twice(proxy, backend):
+    proxy.fault(*CREATE, "answer", 429, headers={"Retry-After": "1"}, times=1)
+    proxy.fault(*CREATE, "answer", 503, headers={"Retry-After": "0"}, times=1)
+    sandbox_id = new_sandbox_id()
+    cell = await backend.create(sandbox_id, SPEC)
+    heads = proxy.requests(*CREATE)
+    assert len(heads) == 3
+    assert len({one["idempotency-key"] for one in heads}) == 1
+    assert list(await backend.owned()) == [sandbox_id]
+    await cell.destroy()
+
+
+async def test_a_template_that_does_not_exist_is_named(backend):
+    with pytest.raises(ImageNotFound, match="no-such-template"):
+        await backend.create(
+            new_sandbox_id(), CellSpec(image=Image("no-such-template", kind="engine"))
+        )
+
+
+async def test_what_the_provider_kept_while_it_was_away_is_found_by_its_label(
+    tmp_path, daemon, proxy, backend
+):
+    proxy.fault("POST", r"/files$", "answer", 500)
+    away = [proxy.fault(one, r"/sandboxes", "answer", 500) for one in ("GET", "DELETE")]
+    options = e2b_service.options_for(daemon, proxy.url)
+    options = replace(options, sandbox_url=f"{proxy.url}/e2b")
+    first = e2b_service.open_backend(tmp_path, options)
+    sandbox_id = new_sandbox_id()
+    with pytest.raises(BackendUnavailable):
+        await first.create(sandbox_id, SPEC)
+    assert away[0].hit.is_set()
+    with pytest.raises(BackendUnavailable):
+        await first.owned()
+    proxy.clear()
+    # Another process with this data directory, which has lost even the record.
+    (tmp_path / "e2b" / "machines" / f"{sandbox_id}.json").unlink()
+    later = e2b_service.open_backend(tmp_path, e2b_service.options_for(daemon))
+    stranger = e2b_service.open_backend(tmp_path / "other", e2b_service.options_for(daemon))
+    assert list(await later.owned()) == [sandbox_id]
+    assert not await stranger.owned()
+    await stranger.discard(sandbox_id)
+    assert list(await later.owned()) == [sandbox_id]
+    with pytest.raises(SandboxLost):
+        await later.attach(sandbox_id)
+    await later.discard(sandbox_id)
+    assert not await later.owned()
+
+
+async def test_a_living_sandbox_survives_bad_answers_wrong_clocks_and_its_own_end(
+    tmp_path, daemon, proxy, backend
+):
+    sandbox_id = new_sandbox_id()
+    cell = await backend.create(sandbox_id, SPEC)
+    proxy.fault("GET", r"/sandboxes", "shift")
+    proxy.fault("POST", r"/connect$", "shift")
+    # Another process: it has no connection and no token yet.
+    options = replace(e2b_service.options_for(daemon, proxy.url), timeout_s=5.0)
+    other = e2b_service.open_backend(tmp_path, options)
+    box = await Box.open(await other.attach(sandbox_id))
+    assert (await box.run("echo alive")).stdout == b"alive\n"
+    proxy.clear()
+    proxy.fault("GET", r"/sandboxes", "answer", 401)
+    with pytest.raises(BackendUnavailable, match="credentials"):
+        await other.attach(sandbox_id)
+    with pytest.raises(BackendUnavailable, match="credentials"):
+        await other.owned()
+    # What is connected does not need the provider's API.
+    assert (await box.run("echo alive")).stdout == b"alive\n"
+    proxy.clear()
+    await box.aclose()
+    machine = (await other.attach(sandbox_id)).machine_id
+    attached = await other.attach(sandbox_id)
+    stopping = e2b_service.open_backend(tmp_path / "console", e2b_service.options_for(daemon))
+    await stopping._provider.stop(machine)
+    for again in (attached, cell):
+        await again.let_go()
+        with pytest.raises(SandboxLost):
+            await again.dial()
+    with pytest.raises(SandboxLost):
+        await other.attach(sandbox_id)
+    await cell.destroy()
+    await cell.destroy()
+    for one in (other, stopping):
+        await one.aclose()
