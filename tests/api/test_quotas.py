@@ -196,6 +196,7 @@ ROWS: Final[tuple[Row, ...]] = (
         "GET /v1/tools", "GET /metrics", "GET /healthz", "GET /readyz", "GET /openapi.json",
         "GET /docs", "GET /", "GET /dashboard/{name}", "GET /v1/login",
         "GET /v1/version", "GET /v1/settings", "GET /v1/doctor", "GET /v1/secrets",
+        "GET /v1/backends",
     ),
     *(
         row
