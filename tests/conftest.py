@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from tests import forked_programs, platform_markers, worker_groups
 from tests.cloud import lent_services
@@ -63,6 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("busy")
+    if not LONG:
+        # It would parse every loaded module, a thousand of them, for constants to try.
+        providers._get_local_constants = Constants
     loopwatch.install()
     composition.install()
     forked_programs.install()
