@@ -6,11 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from genkit import Genkit, Message, ModelRequest, ModelResponse, Part, Role, ToolRequest
 from mcp import Client
 
 from sandkasten.agents.tools.adapter_protocols import openai_functions
-from sandkasten.agents.tools.genkit_tools import define_tools
 from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.client.server.daemon_or_embedded import ServerAddress
 from sandkasten.mcp.mcp_server import OneCaller, mcp_server
@@ -19,48 +17,18 @@ from sandkasten.mcp.tool_access import open_tools
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tests.agents.tools.scripted_genkit import Model
+
 pytestmark = pytest.mark.promise("P65")
 
 RUN = {"code": "import sys; print(6 * 7); print(sys.argv[1], file=sys.stderr)", "args": ["x"]}
 
 
-class Model:
-    """Calls the tools of a script, one per answer, and keeps the results."""
-
-    def __init__(self, script: Sequence[tuple[str, Any]]) -> None:
-        self._script = script
-        self.offered: list[dict[str, Any]] = []
-        self.answers: list[Any] = []
-
-    async def __call__(self, request: ModelRequest, context: object) -> ModelResponse[Any]:
-        tools = request.tools or []
-        self.offered = [one.model_dump(by_alias=True, exclude_none=True) for one in tools]
-        self.answers = [
-            part.tool_response.output
-            for message in request.messages
-            for part in message.content
-            if part.tool_response is not None
-        ]
-        if len(self.answers) == len(self._script):
-            return _said(Part(text="done"))
-        name, arguments = self._script[len(self.answers)]
-        return _said(Part(tool_request=ToolRequest(name=name, input=arguments)))
-
-
-def _said(part: Part) -> ModelResponse[Any]:
-    return ModelResponse(message=Message(role=Role.MODEL, content=[part]))
-
-
 async def asked(caller: Any, script: Sequence[tuple[str, Any]]) -> Model:
-    ai = Genkit()
-    model = Model(script)
-    ai.define_model("scripted", model.__call__)
-    names = define_tools(ai, caller)
-    done = await ai.generate(
-        model="scripted", prompt="work", tools=names, max_turns=len(script) + 1
-    )
-    assert done.text == "done"
-    return model
+    # Not above: every process that collects tests would import Genkit, which takes a second.
+    from tests.agents.tools import scripted_genkit
+
+    return await scripted_genkit.asked(caller, script)
 
 
 async def test_a_model_sees_every_tool_and_works_with_a_sandbox(tmp_path):
