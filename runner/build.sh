@@ -24,6 +24,7 @@ cp "$here/Cargo.toml" "$scratch/Cargo.toml"
 ln -sfn "$here/src" "$scratch/src"
 ln -sfn "$here/tests" "$scratch/tests"
 ln -sfn "$here/../spec" "$target/spec"
+ln -sfn "$here/../src" "$target/src"
 
 # Separated by a character that no path has. The programs must not name a path of this machine.
 CARGO_ENCODED_RUSTFLAGS=$(printf '%s\037' -Ctarget-feature=+crt-static -Cforce-unwind-tables=no)

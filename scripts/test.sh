@@ -115,6 +115,9 @@ rust() {
         scripts/lint.sh rust || code=1
         export SANDKASTEN_DEPTH=5000 SANDKASTEN_WIDE=20000 SANDKASTEN_FUZZ=100000 \
             SANDKASTEN_FUZZ_FRAMES=100000
+        # A runner that also ends at an overflow; otherwise the one of `make setup` is tested.
+        scripts/cargo.sh build --quiet --bin sandkasten-runner || code=1
+        export SANDKASTEN_RUNNER=$PWD/build/runner-dev/debug/sandkasten-runner
     else
         # clippy compiles all crates once more; `make lint` runs it.
         scripts/lint.sh format || code=1

@@ -300,7 +300,7 @@ fn command_reports_its_posture_without_any_program_of_the_image() {
 #[test]
 fn posture_lists_extra_descriptors_and_capabilities() {
     let output = std::process::Command::new("sh")
-        .args(["-c", "exec 9</dev/null; exec \"$0\" --posture", program()])
+        .args(["-c", "exec 9</dev/null; exec \"$0\" --posture", &program()])
         .output()
         .unwrap();
     let posture: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -389,7 +389,8 @@ fn directory_that_cannot_be_given_stops_the_start_with_a_reason() {
         let socket = path("socket");
         // A runner that starts after all must not be waited for.
         let patience = ["timeout", "-s", "KILL", "60"];
-        let own = [program(), "--listen", &socket];
+        let runner = program();
+        let own = [runner.as_str(), "--listen", &socket];
         let line = [&patience, wrapper, &own, words].concat();
         let output = std::process::Command::new(line[0])
             .args(&line[1..])

@@ -37,8 +37,13 @@ pub fn serial() -> u64 {
     SERIAL.fetch_add(1, Ordering::Relaxed)
 }
 
-pub fn program() -> &'static str {
-    env!("CARGO_BIN_EXE_sandkasten-runner")
+/// The runner that `make setup` built, or the one that SANDKASTEN_RUNNER names.
+pub fn program() -> String {
+    let built = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../src/sandkasten/_bin/sandkasten-runner"
+    );
+    std::env::var("SANDKASTEN_RUNNER").unwrap_or_else(|_| built.to_string())
 }
 
 pub fn give(path: &Path, uid: u32, gid: u32) {
@@ -81,7 +86,7 @@ impl Runner {
         let listener = UnixListener::bind(root.join("socket")).unwrap();
         let fd = listener.as_raw_fd();
         let mut line: Vec<String> = wrapper.iter().map(|word| word.to_string()).collect();
-        line.push(program().to_owned());
+        line.push(program());
         line.extend(["--listen-fd".to_owned(), "7".to_owned()]);
         for (option, directory) in [("--state-dir", "state"), ("--workspace", "workspace")] {
             line.push(option.to_owned());
