@@ -13,7 +13,7 @@ import re
 import select
 import socket
 import time
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -43,26 +43,7 @@ ROUTES = [one for one in ALL if f"/v1{one.path}" not in {other.path for other in
 # They last as long as the client stays.
 FOLLOWS = ("/fs/watch",)
 
-WRONG = {f"k{n}": 1 for n in range(MANY)}
-DEEP: Any = 1
-for _ in range(190):
-    DEEP = [DEEP]
-YAML = [
-    "---\nsandbox: python\n---\n" + "- a\n" * (MB // 5),
-    "id: a\nsteps: [" + "{}," * (MB // 8) + "]",
-    "[" * 3000,
-    "a: &a [b]\n" + "".join(f"a{n}: &a{n} [*a,*a,*a]\n" for n in range(20_000)),
-    "---\n" + "k: {a: 1}\n" * 40_000 + "---\n",
-]
 SMALL: dict[str, Any] = {"text": "a", "list": ["a"], "object": {"a": "b"}, "any": {"a": [1]}}
-_LARGE: dict[str, list[Any]] = {
-    "text": ["a/" * (MB // 2), "a" * MB, "../" * (MB // 3), "*" * (MB // 4), "{{" * 5000],
-    "list": [["a" * 20] * 32_000, [""] * MANY],
-    "object": [{f"K{n}": "" for n in range(4000)}, {f"K{n}": "" for n in range(MANY)}],
-    "any": [{"a": [1] * MANY}, {"a": DEEP}, WRONG],
-    "yaml": YAML,
-}
-LARGE = {kind: [json.dumps(one).encode() for one in several] for kind, several in _LARGE.items()}
 
 
 @pytest.fixture(scope="module")
@@ -95,22 +76,68 @@ def _work() -> float:
 # ---- input
 
 
-def wrong_bodies(route: Route, *, full_size: bool) -> Iterator[tuple[str, bytes]]:
-    """Bodies that do not match the route."""
+def many_keys() -> dict[str, int]:
+    return {f"k{n}": 1 for n in range(MANY)}
+
+
+@cache
+def large(kind: str, count: int) -> list[bytes]:
+    """Return `count` large values of a kind as JSON; not at import, which every worker does."""
+    several: list[Any]
+    match kind:
+        case "text":
+            several = ["a/" * (MB // 2), "a" * MB, "../" * (MB // 3), "*" * (MB // 4), "{{" * 5000]
+        case "list":
+            several = [["a" * 20] * 32_000, [""] * MANY]
+        case "object":
+            several = [{f"K{n}": "" for n in range(4000)}, {f"K{n}": "" for n in range(MANY)}]
+        case _:
+            deep: Any = 1
+            for _ in range(190):
+                deep = [deep]
+            several = [{"a": [1] * MANY}, {"a": deep}, many_keys()]
+    return [json.dumps(one).encode() for one in several[:count]]
+
+
+@cache
+def yamls() -> list[bytes]:
+    several = [
+        "---\nsandbox: python\n---\n" + "- a\n" * (MB // 5),
+        "id: a\nsteps: [" + "{}," * (MB // 8) + "]",
+        "[" * 3000,
+        "a: &a [b]\n" + "".join(f"a{n}: &a{n} [*a,*a,*a]\n" for n in range(20_000)),
+        "---\n" + "k: {a: 1}\n" * 40_000 + "---\n",
+    ]
+    return [json.dumps(one).encode() for one in several]
+
+
+Bodies = dict[str, "Callable[[], bytes]"]
+
+
+def wrong_bodies(route: Route, *, full_size: bool) -> Bodies:
+    """Return what makes bodies that do not match the route, by name."""
     assert route.body is not None
     names = list(route.body.model_fields)
     first = names[0].encode()
-    yield "unknown fields", json.dumps(WRONG).encode()
-    yield "a million numbers", b'{"%s":[%s1]}' % (first, b"1," * (MB // 2))
-    yield "deep", b'{"%s":%s%s}' % (first, b"[" * (MB // 2), b"]" * (MB // 2))
     each = MANY // len(names)
-    yield "numbers everywhere", json.dumps(dict.fromkeys(names, [1] * each)).encode()
-    pairs = {f"k{n}": 1 for n in range(each)}
-    yield "pairs everywhere", json.dumps(dict.fromkeys(names, pairs)).encode()
+
+    def everywhere(value: Any) -> bytes:
+        return json.dumps(dict.fromkeys(names, value)).encode()
+
+    bodies: Bodies = {
+        "unknown fields": lambda: json.dumps(many_keys()).encode(),
+        "a million numbers": lambda: b'{"%s":[%s1]}' % (first, b"1," * (MB // 2)),
+        "deep": lambda: b'{"%s":%s%s}' % (first, b"[" * (MB // 2), b"]" * (MB // 2)),
+        "numbers everywhere": lambda: everywhere([1] * each),
+        "pairs everywhere": lambda: everywhere({f"k{n}": 1 for n in range(each)}),
+    }
     if full_size:
-        yield "lists", b'{"%s":[%s[]]}' % (first, b"[]," * (MB // 3))
-        yield "lists everywhere", json.dumps(dict.fromkeys(names, [[]] * (each // 2))).encode()
-        yield "escapes", b'{"%s":["%s"]}' % (first, b'\\"' * (MB // 2))
+        bodies |= {
+            "lists": lambda: b'{"%s":[%s[]]}' % (first, b"[]," * (MB // 3)),
+            "lists everywhere": lambda: everywhere([[]] * (each // 2)),
+            "escapes": lambda: b'{"%s":["%s"]}' % (first, b'\\"' * (MB // 2)),
+        }
+    return bodies
 
 
 def large_bodies(route: Route, count: int) -> Iterator[tuple[str, bytes]]:
@@ -121,10 +148,10 @@ def large_bodies(route: Route, count: int) -> Iterator[tuple[str, bytes]]:
             valid = accepted(route, name, small)
             if valid is None:
                 continue
-            large = LARGE["yaml"] if name == "source" else LARGE[kind][:count]
+            values = yamls() if name == "source" else large(kind, count)
             valid.pop(name)
             rest = "".join(f"{json.dumps(k)}:{json.dumps(v)}," for k, v in valid.items())
-            for number, value in enumerate(large):
+            for number, value in enumerate(values):
                 yield f"{name}: {kind} {number}", f'{{{rest}"{name}":'.encode() + value + b"}"
 
 
@@ -168,7 +195,9 @@ def forms() -> Iterator[tuple[str, bytes]]:
 def test_no_body_that_is_wrong_holds_the_event_loop(daemon: DaemonThread, full_size: bool) -> None:
     held = Holds(daemon)
     for route in routes_with_body(full_size):
-        for what, body in some(wrong_bodies(route, full_size=full_size), held, full_size):
+        bodies = wrong_bodies(route, full_size=full_size).items()
+        for what, make in some(bodies, held, full_size):
+            body = make()
             again = partial(asked, daemon, route, body=body)
             status = again()
             held.note(f"{route.method} {route.path} {what}: {status}", again)
