@@ -3,7 +3,7 @@
 # into OUTDIR, or runs the crate's tests.
 #
 #   runner/build.sh [debug|release] [OUTDIR]        default: release, src/sandkasten/_bin
-#   runner/build.sh test [ARGUMENTS OF cargo test]
+#   runner/build.sh test [ARGUMENTS OF cargo test]  tests from outside use the runner in src/sandkasten/_bin
 #
 # With Debian's crates (librust-*-dev) present, Debian's own cargo is used and nothing is downloaded;
 # otherwise the cargo on PATH fetches the crates from its registry. cargo runs in a scratch directory
