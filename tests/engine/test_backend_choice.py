@@ -24,6 +24,7 @@ from sandkasten.images.host_image import HostImages
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.backends.backend_rules import BackendRule
+from sandkasten.model.backends.docker_engines import EngineRules
 from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
@@ -230,6 +231,29 @@ async def test_provider_that_limits_the_rate_is_passed_over(opened):
     limited.error = Busy("another request holds the lock")
     with pytest.raises(Busy):
         await engine.create(CreateRequest())
+
+
+async def test_rule_names_docker_engines_by_name_and_by_label(opened):
+    west, east, local = Renamed("docker/west"), Renamed("docker/east"), Renamed("local")
+    engines = {
+        "docker/west": EngineRules({"zone": "eu"}, max_sandboxes=1),
+        "docker/east": EngineRules({"zone": "eu"}),
+    }
+    rules = (
+        BackendRule(("docker/west", "local"), tenants=("acme",)),
+        BackendRule(("docker/zone=eu", "local"), only=True),
+    )
+    more = {"policy": {"docker_engines": engines}}
+    engine = opened(local, west, east, rules=rules, **more)
+    assert await backend_of(engine, "acme") == "docker/west"
+    # It is full.
+    assert await backend_of(engine, "acme") == "local"
+    assert await backend_of(engine) == "docker/east"
+    assert await backend_of(engine, backend="docker/zone=eu") == "docker/east"
+    with pytest.raises(PolicyDenied):
+        await backend_of(engine, backend="docker/west")
+    east.error = AWAY
+    assert await backend_of(engine, labels={"x": "y"}) == "local"
 
 
 async def test_code_that_fails_is_not_run_elsewhere(opened):
