@@ -94,8 +94,7 @@ class GeneralSettings:
         "backend",
         backend_name,
         "local",
-        "The backend of a request that names none: local, oci, gvisor, docker, docker/NAME, "
-        "kubernetes, fly or e2b.",
+        "The backend of a request that names none, such as local, gvisor, docker or docker/NAME.",
     )
     default_image: str = setting(
         "default_image", image, "host", "The image of a request that names none."
