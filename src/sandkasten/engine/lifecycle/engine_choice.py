@@ -8,7 +8,8 @@ QuotaExceeded, UnsupportedByBackend and BackendUnavailable.
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 
 # Long enough for a named workspace that another create of the same engine waits for.
 _LOCK_WAIT_S = 90.0
+# How long a request that was led to an engine by label may take to its first row, until it is no
+# longer counted there: longer than a plan usually takes, shorter than a failed one may matter.
+_PROMISE_S = 5.0
 _NO_RULES = EngineRules()
 
 
@@ -64,6 +68,7 @@ class EngineChoice:
         self._store = store
         self._handles = handles
         self._claims = claims
+        self._promises: defaultdict[str, list[float]] = defaultdict(list)
 
     async def choose(self, asked: str, workspace: str | None, *, named: bool) -> str:
         """Return the backend for a request. `named`: whether the request names `asked` itself, or
@@ -106,7 +111,7 @@ class EngineChoice:
         refusals: list[SandkastenError] = []
         for name in names:
             try:
-                await self._check_room(name)
+                await self._promise(name)
                 await self._ping(name)
             except (BackendUnavailable, InvalidConfiguration, QuotaExceeded) as exc:
                 refusals.append(exc)
@@ -165,27 +170,39 @@ class EngineChoice:
             return
         async with self._store.lock(f"engine:{record.backend}", wait_s=_LOCK_WAIT_S):
             # The warm pool leaves the last place to a request.
-            await self._check_room(record.backend, 2 if record.acquired == "spare" else 1)
+            needed = 2 if record.acquired == "spare" else 1
+            await self._check_room(record.backend, rules.max_sandboxes, needed)
+            # From now on its row counts.
+            del self._expected(record.backend)[:1]
             yield
 
-    async def _check_room(self, name: str, needed: int = 1) -> None:
+    async def _promise(self, name: str) -> None:
+        """Count a request that is led to an engine and has no row yet. Raise QuotaExceeded."""
         most = self._engines[name].max_sandboxes
         if most is None:
             return
+        used = await self._check_room(name, most)
+        # Nothing is awaited from here on, so that no other request gets the same place.
+        expected = self._expected(name)
+        if used + len(expected) >= most:
+            raise _full(name, used + len(expected), most)
+        expected.append(asyncio.get_running_loop().time() + _PROMISE_S)
+
+    def _expected(self, name: str) -> list[float]:
+        """Return until when each request counts that was led to an engine and has no row yet."""
+        now = asyncio.get_running_loop().time()
+        self._promises[name] = [one for one in self._promises[name] if one > now]
+        return self._promises[name]
+
+    async def _check_room(self, name: str, most: int, needed: int = 1) -> int:
+        """Return how many sandboxes an engine has. Raise QuotaExceeded if it has no more room."""
         records = await self._records(name)
         if len(records) + needed > most:
             # A sandbox that died unnoticed does not count.
             records = await self._claims.living(records)
         if len(records) + needed > most:
-            raise QuotaExceeded(
-                f"Docker Engine {name.removeprefix(ENGINE_PREFIX)} has {len(records)} of {most} "
-                "sandboxes",
-                hint="destroy one, request another engine, or raise max_sandboxes of this one",
-                quota="max_sandboxes",
-                limit=most,
-                used=len(records),
-                backend=name,
-            )
+            raise _full(name, len(records), most)
+        return len(records)
 
     async def _records(self, name: str) -> list[Record]:
         return [
@@ -193,3 +210,14 @@ class EngineChoice:
             for one in await self._store.list()
             if one.backend == name and one.state is not State.LOST
         ]
+
+
+def _full(name: str, used: int, most: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"Docker Engine {name.removeprefix(ENGINE_PREFIX)} has {used} of {most} sandboxes",
+        hint="destroy one, request another engine, or raise max_sandboxes of this one",
+        quota="max_sandboxes",
+        limit=most,
+        used=used,
+        backend=name,
+    )
