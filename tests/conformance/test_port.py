@@ -10,6 +10,7 @@ import pytest
 
 from sandkasten.errors import SandboxLost, SandkastenError
 from sandkasten.model.backends.backend_features import ALL_LIMITS, FEATURES
+from sandkasten.model.backends.docker_engines import family
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
@@ -34,7 +35,7 @@ async def test_probe_reports_ready_and_names_its_requirements(backend: Backend):
 async def test_cell_can_do_what_the_table_of_features_says(
     backend: Backend, cell: Cell, backend_name: str
 ):
-    has = FEATURES.get(backend.name)
+    has = FEATURES.get(family(backend.name))
     if has is None:
         assert backend.name == "unisolated" or ":" in backend_name
         return
