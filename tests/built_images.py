@@ -116,25 +116,26 @@ def daemon_archive() -> Path:
     return _DAEMON.archive
 
 
-def _base(engine: Docker) -> None:
+def base(engine: Docker) -> None:
+    """Put the Debian that images are built from into the engine."""
     if engine.docker("image", "inspect", BASE, check=False).returncode != 0:
         engine.docker("import", str(imagekit.debian_tar()), BASE)
 
 
 def _build_daemon(engine: Docker) -> None:
-    _base(engine)
+    base(engine)
     script = str(ROOT / "scripts" / "image.sh")
     engine.run(script, env={"BASE": BASE}, timeout_s=PATIENCE_S)
 
 
 def _build_runtime(engine: Docker) -> None:
-    _base(engine)
+    base(engine)
     script = str(ROOT / "scripts" / "images.sh")
     engine.run(script, env={"BASE": BASE, "OFFLINE": "1"}, timeout_s=PATIENCE_S)
 
 
 def _build_sidecar(engine: Docker) -> None:
-    _base(engine)
+    base(engine)
     context = CACHE / "sidecar"
     shutil.rmtree(context, ignore_errors=True)
     shutil.copytree(ROOT / "tests" / "deploy" / "sidecar", context)

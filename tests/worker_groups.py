@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     import pytest
 
 # Each folder has an engine of its own with images in it, an installed environment, or a server.
-TOGETHER = ("tests/container", "tests/deploy", "tests/packaging", "tests/store/bucket")
+TOGETHER = (
+    "tests/container",
+    "tests/dagger",
+    "tests/deploy",
+    "tests/packaging",
+    "tests/store/bucket",
+)
 SUITES = ("tests/conformance", "tests/security")
 # One run of a suite in another process each.
 APART = ("tests/matrix/test_elsewhere.py",)

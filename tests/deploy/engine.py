@@ -52,7 +52,9 @@ class Docker:
         return done
 
 
-class _InMemory(engine.Engine):
+class InMemory(engine.Engine):
+    """An engine whose images are in memory."""
+
     def start(self) -> None:
         data = self.machine.inside / "data"
         words = ["sh", "-c", 'mkdir "$1" && mount -t tmpfs -o size=8g data "$1"', "sh", str(data)]
@@ -64,5 +66,5 @@ class _InMemory(engine.Engine):
 @contextmanager
 def started() -> Iterator[Docker]:
     """Start an engine with docker's own networks, which the compose files use."""
-    with _InMemory(bridge=True) as running:
+    with InMemory(bridge=True) as running:
         yield Docker(running.socket)

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests import built_images, imagekit
+from tests.deploy.capabilities import lacking
 from tests.deploy.test_image import KEY
 from tests.patience import FAR_TOO_LATE_S
 from tests.shared_sandbox_cases import few
@@ -28,14 +29,6 @@ pytestmark = [pytest.mark.timeout(built_images.PATIENCE_S), pytest.mark.promise(
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "compose"
 FILES = ("socket", "shared-volume", "sidecar")
 GIVEN = {"SANDKASTEN_API_KEY": KEY, "DOCKER_GID": "990"}
-# By number, as the kernel has them.
-_CAPABILITIES = """
-    CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
-    NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO
-    SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME
-    SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG
-    WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE
-""".split()  # noqa: SIM905  (forty quoted names read worse)
 
 
 def compose(file: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -228,7 +221,7 @@ def test_with_a_sidecar_sandboxes_run_in_its_engine_and_not_in_the_hosts(
     sidecar_image: str,
     tmp_path: Path,
 ) -> None:
-    over = [_unprivileged(tmp_path)] if _lacks() else []
+    over = [_unprivileged(tmp_path)] if lacking() else []
     sidecar = Project(engine, "sidecar", over, {"ENGINE_IMAGE": sidecar_image})
     with up(sidecar) as project:
         within = ("docker", "exec", project.container("engine"))
@@ -247,15 +240,6 @@ def test_with_a_sidecar_sandboxes_run_in_its_engine_and_not_in_the_hosts(
             project.python(f"import socket; socket.create_connection(({at!r}, 2376), 3)")
 
 
-def _lacks() -> list[str]:
-    """Return the capabilities that this machine lacks and cannot give to a container."""
-    told = next(line for line in Path("/proc/self/status").read_text().splitlines()
-                if line.startswith("CapBnd"))  # fmt: skip
-    had = int(told.split()[1], 16)
-    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
-    return [_CAPABILITIES[bit] for bit in range(last + 1) if not had >> bit & 1]
-
-
 def _unprivileged(folder: Path) -> Path:
     """Return `privileged` piece by piece, without what this machine lacks."""
     over = {
@@ -263,7 +247,7 @@ def _unprivileged(folder: Path) -> Path:
             "engine": {
                 "privileged": False,
                 "cap_add": ["ALL"],
-                "cap_drop": _lacks(),
+                "cap_drop": lacking(),
                 "security_opt": ["seccomp:unconfined"],
                 "device_cgroup_rules": ["a *:* rwm"],
             }
