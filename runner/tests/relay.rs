@@ -272,6 +272,36 @@ fn it_does_not_wait_for_ever_after_the_end_of_its_input() {
     }
 }
 
+// promise: P09
+#[test]
+fn number_is_a_port_of_this_machine() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let mut relay = relay_to(port.as_ref()).spawn().unwrap();
+    let (mut peer, _) = listener.accept().unwrap();
+    peer.set_read_timeout(Some(client::PATIENCE)).unwrap();
+    let question = noise(LARGE, 4);
+    let mut input = relay.stdin.take().unwrap();
+    let sent = question.clone();
+    let sender = thread::spawn(move || input.write_all(&sent).unwrap());
+    let mut got = vec![0; LARGE];
+    peer.read_exact(&mut got).unwrap();
+    assert!(got == question);
+    sender.join().unwrap();
+    peer.write_all(b"answer").unwrap();
+    drop(peer);
+    let output = relay.wait_with_output().unwrap();
+    assert_eq!(
+        (output.status.code(), output.stdout),
+        (Some(0), b"answer".to_vec())
+    );
+    drop(listener);
+    let refused = relay_to(port.as_ref()).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert!(told.contains("Connection refused"), "{told}");
+}
+
 #[test]
 fn unreachable_socket_is_status_1_and_wrong_arguments_are_status_2() {
     let unused = place();

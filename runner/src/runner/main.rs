@@ -48,7 +48,7 @@ const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --receiv
 [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM] [--no-set-id] [--open-files N] \
 [--gate-port N]
        sandkasten-runner --as UID:GID[,GID]... PROGRAM [ARGUMENT]...
-       sandkasten-runner --copy DIR DIR | --relay PATH | --erase PATH | --install PATH | --posture | --describe | --version";
+       sandkasten-runner --copy DIR DIR | --relay PATH|PORT | --erase PATH | --install PATH | --posture | --describe | --version";
 
 #[derive(Default)]
 struct Options {

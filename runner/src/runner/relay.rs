@@ -1,7 +1,8 @@
-//! `--relay`: copies standard input to the runner's socket and the socket to standard output.
+//! `--relay`: copies standard input to a socket and the socket to standard output: that of the runner,
+//! or a port of this machine, where its gate is.
 //!
-//! For a host that cannot reach the socket itself and has to use a stream that a container engine
-//! starts. It knows nothing of the protocol. Each direction has one buffer, and reads only when that is
+//! For a host that cannot reach the socket itself and has to use a stream that a container engine or a
+//! provider of machines starts. It knows nothing of the protocol. Each direction has one buffer, and reads only when that is
 //! written, so a side that does not read slows the other one down and costs no memory.
 //!
 //! The end of the input is passed on, and what the runner still sends after it is written. The relay
@@ -9,7 +10,9 @@
 //! also ends when the input is over and nothing has moved for `GRACE`.
 
 use crate::sys::{self, Errno};
-use std::os::unix::io::{AsRawFd, RawFd};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 const BUFFER: usize = 256 << 10;
 /// How many blocks one direction may copy before the other gets its turn.
@@ -98,9 +101,16 @@ struct Relay {
     end_sent: bool,
 }
 
-/// Run the relay. An error means that the socket could not be reached.
-pub fn run(path: &[u8]) -> Result<(), Errno> {
-    let socket = sys::connect_unix(path, GRACE_MS)?;
+/// Run the relay. An error means that the socket could not be reached. `place` is its path, or the
+/// number of a port.
+pub fn run(place: &[u8]) -> Result<(), Errno> {
+    let port = std::str::from_utf8(place)
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let socket = match port {
+        Some(port) => connect_port(port)?,
+        None => sys::connect_unix(place, GRACE_MS)?,
+    };
     let fd = socket.as_raw_fd();
     sys::widen_socket(fd);
     for end in [0, 1] {
@@ -118,6 +128,16 @@ pub fn run(path: &[u8]) -> Result<(), Errno> {
     };
     while relay.turn(fd) {}
     Ok(())
+}
+
+fn connect_port(port: u16) -> Result<OwnedFd, Errno> {
+    let grace = Duration::from_millis(GRACE_MS as u64);
+    let reached = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), grace);
+    // A connection that was not made in time has no errno.
+    let stream = reached.map_err(|error| error.raw_os_error().unwrap_or(libc::ETIMEDOUT))?;
+    // What is copied is a whole message already; a side that is gone is noticed later.
+    let _unread = stream.set_nodelay(true);
+    Ok(stream.into())
 }
 
 impl Relay {
