@@ -35,11 +35,12 @@ fi
 
 # One resolution decides every version; the others are cut out of it, so that any two of these
 # files can be installed together.
-compile dev.txt "${@}" pyproject.toml --extra server --extra docker --extra e2b \
+compile dev.txt "${@}" pyproject.toml --extra server --extra docker --extra e2b --extra modal \
     --extra agents --extra jwt --extra signatures --extra otel --extra postgres --extra mcp --extra genkit --extra dev requirements/build.in
 compile server.txt pyproject.toml --extra server --constraint requirements/dev.txt
 compile docker.txt pyproject.toml --extra docker --constraint requirements/dev.txt
 compile e2b.txt pyproject.toml --extra e2b --constraint requirements/dev.txt
+compile modal.txt pyproject.toml --extra modal --constraint requirements/dev.txt
 compile agents.txt pyproject.toml --extra agents --constraint requirements/dev.txt
 compile jwt.txt pyproject.toml --extra jwt --constraint requirements/dev.txt
 compile signatures.txt pyproject.toml --extra signatures --constraint requirements/dev.txt

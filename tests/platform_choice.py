@@ -103,6 +103,7 @@ GROUNDS = {
     # Machines of providers: what stands for them is in tests/cloud.
     "fly": Ground("fly", "debian", cells="reused", kept="engine"),
     "e2b": Ground("e2b", "debian", cells="reused", kept="engine"),
+    "modal": Ground("modal", "debian", cells="reused", kept="engine"),
 }
 # The rows of docs/reference/grounds.md. Those of a user are tested by an ordinary one.
 TITLES = {
@@ -262,6 +263,10 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
         from tests.cloud.e2b_service import open_on_e2b
 
         return open_on_e2b(data_dir)
+    if ground.backend == "modal":
+        from tests.cloud.modal_service import lent_server, open_on_modal
+
+        return open_on_modal(lent_server(), data_dir)
     from sandkasten.backends.oci import OciBackend
 
     return OciBackend(data_dir=data_dir, runtime="runc" if ground.backend == "oci" else "runsc")
@@ -322,7 +327,7 @@ def spec_on(ground: Ground, limits: Limits | None = None) -> CellSpec:
         image = Image(name=reference(ground.image), kind="engine")
     elif ground.backend == "fly":
         image = Image(name="registry.fly.io/sandboxes:debian", kind="engine")
-    elif ground.backend == "e2b":
+    elif ground.backend in ("e2b", "modal"):
         image = Image(name=ground.image, kind="engine")
     elif ground.kept == "engine":
         image = Image(name=stock.reference(ground.image), kind="engine")

@@ -69,6 +69,10 @@ LIBRARIES: dict[str, frozenset[str]] = {
     # E2B's SDK, and the library whose errors it raises.
     "e2b": frozenset({"backends"}),
     "httpx": frozenset({"backends"}),
+    # Modal's SDK, the messages it sends, and the library whose errors it raises.
+    "modal": frozenset({"backends"}),
+    "modal_proto": frozenset({"backends"}),
+    "grpclib": frozenset({"backends"}),
     "cel": frozenset({"agents"}),
     "dotpromptz": frozenset({"agents"}),
     "dotpromptz_handlebars": frozenset({"agents"}),

@@ -5,12 +5,17 @@
 //! The runner fetches its listener as that of a Pod does, and both programs end together. Neither can
 //! gain privileges, so set-user-id programs of the image have no effect.
 //!
+//! The keys are files that the provider brought, or a variable of the gate, where a provider cannot bring
+//! files that root alone can read. The gate writes them then; the runner does not get the variable.
+//!
 //! Clients come over TLS, or over TLS in a WebSocket: most providers pass only HTTP on.
 
+use crate::base64;
 use crate::enclosure::{self, Enclosure};
 use crate::gate::Gate;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -19,6 +24,9 @@ const USAGE: &str = "usage: sandkasten-egress --machine PORT DIRECTORY [--lifeti
     [--no-network] [--hide DIRECTORY]... RUNNER [ARGUMENT]...";
 /// Where the runner fetches its listener, in a directory that only its group can enter.
 const HAND_OVER: &str = "entry/socket";
+
+/// The keys as `NAME=BASE64` words, separated by spaces.
+const KEYS: &str = "SANDKASTEN_GATE_KEYS";
 
 pub struct Machine {
     gate: Gate,
@@ -77,6 +85,9 @@ impl Machine {
         for name in ["keys", "private"] {
             make(&self.directory.join(name), 0o700)?;
         }
+        if let Some(text) = std::env::var_os(KEYS) {
+            write_keys(&self.directory.join("keys"), &text.to_string_lossy())?;
+        }
         let entry = self.directory.join("entry");
         make(&entry, 0o710)?;
         if let Some((uid, gid)) = ids {
@@ -103,7 +114,11 @@ impl Machine {
 
 fn start(runner: &[OsString], hand_over: &Path, closed: bool) -> Result<Child, String> {
     let mut command = Command::new(&runner[0]);
-    command.arg("--receive").arg(hand_over).args(&runner[1..]);
+    command
+        .env_remove(KEYS)
+        .arg("--receive")
+        .arg(hand_over)
+        .args(&runner[1..]);
     if closed {
         // SAFETY: plain system calls are allowed between fork and exec.
         unsafe { command.pre_exec(enclosure::leave_network) };
@@ -111,6 +126,25 @@ fn start(runner: &[OsString], hand_over: &Path, closed: bool) -> Result<Child, S
     command
         .spawn()
         .map_err(|error| format!("cannot start {}: {}", runner[0].to_string_lossy(), error))
+}
+
+fn write_keys(directory: &Path, text: &str) -> Result<(), String> {
+    for word in text.split(' ') {
+        let (name, content) = word.split_once('=').unwrap_or_default();
+        let known = ["cert.der", "key.der", "token"].contains(&name);
+        let content = base64::decode(content.as_bytes()).filter(|_| known);
+        let content = content.ok_or_else(|| format!("{KEYS} is damaged"))?;
+        let path = directory.join(name);
+        std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|mut file| file.write_all(&content))
+            .map_err(|error| told(&path, &error))?;
+    }
+    Ok(())
 }
 
 fn value_of<'a>(words: &'a [OsString], option: &str) -> Option<&'a OsStr> {

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     Complete = Callable[[str], list[str]]
 
-BACKENDS: Final = ("local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b")
+BACKENDS: Final = ("local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b", "modal")
 ALIASES: Final = ("base", "bash", "host", "linux", "node", "python", "shell")
 
 

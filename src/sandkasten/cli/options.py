@@ -56,7 +56,7 @@ Backend = Annotated[
     typer.Option(
         "--backend",
         metavar="B",
-        help="local, oci, gvisor, docker, kubernetes, fly or e2b.",
+        help="local, oci, gvisor, docker, kubernetes, fly, e2b or modal.",
         autocompletion=completions.backends,
     ),
 ]

@@ -264,6 +264,12 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
 
         return _cloud(data_dir, "e2b", settings.e2b.cloud, partial(E2bProvider, settings.e2b))
 
+    def modal() -> Backend:
+        from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
+
+        provider = partial(ModalProvider, settings.modal)
+        return _cloud(data_dir, "modal", settings.modal.cloud, provider)
+
     # With a name of its own, an installation may own Pods that another data directory made.
     shared = data_dir if settings.kubernetes.installation else data_dir / "kubernetes"
     backends: dict[str, Backend] = {
@@ -274,6 +280,7 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         "kubernetes": LazyImageBackend("kubernetes", shared, kubernetes),
         "fly": LazyImageBackend("fly", data_dir / "fly", fly),
         "e2b": LazyImageBackend("e2b", data_dir / "e2b", partial(_with_extra, "e2b", e2b)),
+        "modal": LazyImageBackend("modal", data_dir / "modal", modal),
     }
     for name, options in settings.docker_engines.items():
         backends[name] = docker(name, DockerSettings(options))

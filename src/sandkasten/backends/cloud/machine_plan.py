@@ -7,6 +7,7 @@ as root: the gate, which starts the runner as another user, and code is a third 
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.cloud.differences import reachable
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 
 DIRECTORY: Final = "/opt/sandkasten"
 """Of the machine; for root, except for the directory of the runner's state."""
-_RUNNER: Final = f"{DIRECTORY}/sandkasten-runner"
+RUNNER: Final = f"{DIRECTORY}/sandkasten-runner"
 _GATE: Final = f"{DIRECTORY}/sandkasten-egress"
-PROGRAMS: Final = (_RUNNER, _GATE)
+PROGRAMS: Final = (RUNNER, _GATE)
+KEYS_VARIABLE: Final = "SANDKASTEN_GATE_KEYS"
+"""A variable of the gate with its keys, for a provider that cannot bring files for root alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def read_programs(options: CloudOptions) -> Mapping[str, bytes]:
     if options.programs_dir is not None:
         runner, gate = (options.programs_dir / one.name for one in (runner, gate))
     try:
-        return {_RUNNER: runner.read_bytes(), _GATE: gate.read_bytes()}
+        return {RUNNER: runner.read_bytes(), _GATE: gate.read_bytes()}
     except OSError as exc:
         raise BackendUnavailable(
             f"a program of Sandkasten cannot be read: {exc}",
@@ -104,10 +107,19 @@ def order(
     )
 
 
+def keys_variable(order: MachineOrder) -> str:
+    """Return the value of `KEYS_VARIABLE`: all files of an order that are not programs."""
+    secret = sorted(order.files.keys() - {*order.programs})
+    return " ".join(
+        f"{path.rpartition('/')[2]}={base64.b64encode(order.files[path]).decode()}"
+        for path in secret
+    )
+
+
 def _command(spec: CellSpec, options: CloudOptions) -> tuple[str, ...]:
     return (
         _GATE, "--machine", str(options.port), DIRECTORY,
-        _RUNNER,
+        RUNNER,
         # Our own connections do not keep a sandbox from being idle.
         "--gate-port", str(options.port),
         "--state-dir", f"{DIRECTORY}/state",

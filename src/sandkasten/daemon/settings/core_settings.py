@@ -57,7 +57,9 @@ if TYPE_CHECKING:
     from sandkasten.model.backends.backend_rules import BackendRule
     from sandkasten.model.images.pull_rules import PullMode
 
-BACKENDS: tuple[str, ...] = ("local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b")
+BACKENDS: tuple[str, ...] = (
+    "local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b", "modal",
+)  # fmt: skip
 # Longer than a large wheel takes on a slow line.
 _MAX_INSTALL_S = 86_400.0
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from sandkasten.daemon.settings.agent_settings import AgentSettings
 from sandkasten.daemon.settings.cloud.e2b_settings import E2bSettings
 from sandkasten.daemon.settings.cloud.fly_settings import FlySettings
+from sandkasten.daemon.settings.cloud.modal_settings import ModalSettings
 from sandkasten.daemon.settings.compat_settings import CompatSettings
 from sandkasten.daemon.settings.core_settings import (
     GeneralSettings,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
 
     from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
     from sandkasten.backends.cloud.fly.fly_options import FlyOptions
+    from sandkasten.backends.cloud.modal.modal_options import ModalOptions
     from sandkasten.backends.docker.docker_options import DockerOptions
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.images.packages.package_rules import PackageRules
@@ -106,6 +108,7 @@ SECTIONS = (
     KubernetesSettings,
     FlySettings,
     E2bSettings,
+    ModalSettings,
     PackageSettings,
     HttpSettings,
     PreviewSettings,
@@ -167,6 +170,7 @@ class Settings:
     """Holds the token: never printed."""
     e2b: E2bOptions = field(repr=False)
     """Holds the key: never printed."""
+    modal: ModalOptions
     agents: AgentSettings
     providers: tuple[ProviderEndpoint, ...]
     """Model providers by the prefix of a model's name."""
@@ -373,6 +377,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         kubernetes=cluster.options(general.lifetime_s + pool.rules().oldest_s),
         fly=source.read(FlySettings).options(),
         e2b=source.read(E2bSettings).options(),
+        modal=source.read(ModalSettings).options(),
         agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),
         packages=packages.rules(),

@@ -199,6 +199,17 @@ FEATURES: Final[Mapping[str, BackendFeatures]] = MappingProxyType(
                 "E2B ends a sandbox after backends.e2b.lifetime_seconds.",
             ),
         ),
+        "modal": BackendFeatures(
+            summary="sandboxes of Modal",
+            sessions=True,
+            networks=("none", "full"),
+            limits=("cpu", "memory"),
+            snapshots=True,
+            notes=(
+                "Images are those for linux/amd64 in a registry that Modal can read.",
+                "Modal ends a sandbox after backends.modal.lifetime_seconds.",
+            ),
+        ),
     }
 )
 _UNKNOWN: Final = BackendFeatures()

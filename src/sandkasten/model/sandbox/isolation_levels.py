@@ -20,13 +20,16 @@ _STRENGTH: Final = {
     "kubernetes": 1,
     "fly": 1,
     "e2b": 1,
+    "modal": 1,
     "gvisor": 2,
 }
-_ENGINES: Final = frozenset({"docker", "kubernetes", "fly", "e2b"})
+_ENGINES: Final = frozenset({"docker", "kubernetes", "fly", "e2b", "modal"})
 # A Docker Engine and a cluster may still refuse it: `ports.RefusesNetworks`.
-_NETWORKS: Final = frozenset({"local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b"})
+_NETWORKS: Final = frozenset(
+    {"local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b", "modal"}
+)
 # A Docker Engine over TCP without TLS refuses it when a sandbox is created.
-_INSPECTIONS: Final = _NETWORKS - {"kubernetes", "fly", "e2b"}
+_INSPECTIONS: Final = _NETWORKS - {"kubernetes", "fly", "e2b", "modal"}
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 

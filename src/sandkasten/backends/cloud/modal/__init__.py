@@ -1,0 +1,1 @@
+"""Sandboxes at Modal, by its official SDK."""

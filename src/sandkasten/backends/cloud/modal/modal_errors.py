@@ -1,0 +1,64 @@
+"""Failures of Modal's SDK as errors of ours. Imports the SDK."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from modal import exception
+from modal_proto.api_pb2 import RPCRetryPolicy
+
+from sandkasten.backends.cloud import provider_errors
+from sandkasten.errors import ImageNotFound, InvalidRequest
+
+if TYPE_CHECKING:
+    from sandkasten.errors import SandkastenError
+
+NAME: Final = "modal"
+TITLE: Final = "Modal"
+VARIABLES: Final = "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
+CALL_ERRORS: Final = (
+    exception.Error,
+    GRPCError,
+    StreamTerminatedError,
+    ProtocolError,
+    OSError,
+    TimeoutError,
+)
+"""What a call of the SDK raises when it fails."""
+_SHOWN: Final = 300
+
+
+def needs_new_session(exc: BaseException) -> bool:
+    """Return whether another session may succeed: a token has ended, or another request has closed
+    this one for that.
+    """
+    return isinstance(exc, exception.AuthError | exception.ClientClosed)
+
+
+def translated(exc: BaseException, image: str = "") -> SandkastenError:
+    """Return the error for a failed call. `image`: the one that a machine was to have."""
+    told = str(exc) or type(exc).__name__
+    if isinstance(exc, exception.AuthError | exception.PermissionDeniedError):
+        return provider_errors.unauthorized(NAME, TITLE, VARIABLES, told)
+    if isinstance(exc, exception.ResourceExhaustedError):
+        return provider_errors.rate_limited(NAME, TITLE, _retry_after_s(exc), told)
+    if isinstance(exc, exception.ImageBuildError):
+        return ImageNotFound(
+            f"Modal cannot make image {image}: {told[:_SHOWN]}",
+            hint="name an image for linux/amd64 in a registry that Modal can read",
+            image=image,
+        )
+    if isinstance(exc, exception.InvalidError):
+        return InvalidRequest(
+            f"Modal does not accept the sandbox: {told[:_SHOWN]}",
+            hint="correct the image, the limits or backends.modal.region",
+        )
+    return provider_errors.outage(NAME, TITLE, told)
+
+
+def _retry_after_s(exc: exception.ResourceExhaustedError) -> float | None:
+    for one in getattr(exc, "_grpc_details", None) or ():
+        if isinstance(one, RPCRetryPolicy):
+            return float(one.retry_after_secs)
+    return None

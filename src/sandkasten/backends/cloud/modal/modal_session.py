@@ -1,0 +1,141 @@
+"""The connection to Modal: credentials, client and app, opened with the first request.
+
+Failures of the SDK become errors of ours here. Credentials that were not accepted are read again,
+so a token can be replaced while the daemon runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sandkasten.backends.cloud import provider_errors
+from sandkasten.disk.small_file import read_small_file
+from sandkasten.errors import BackendUnavailable
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.optional_extras import install_command
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import modal
+
+    from sandkasten.backends.cloud.modal.modal_options import ModalOptions
+
+T = TypeVar("T")
+_MOST_TOKEN_BYTES: Final = 4096
+_TOKEN_LINES: Final = 2
+# Told to wait, the SDK waits without an end. After this time it raises what it was told.
+_WAIT_VARIABLE, _WAIT_S = "MODAL_MAX_THROTTLE_WAIT", "20"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    client: modal.Client
+    app: modal.App
+    sandboxes: dict[str, modal.Sandbox]
+    """By machine id; each keeps its connection to the machine."""
+    images: dict[tuple[str, str], str]
+    """Ids of images with our programs, by name of the image and digest of the programs."""
+
+
+class ModalSession:
+    def __init__(self, options: ModalOptions) -> None:
+        self._options = options
+        self._opened: Opened | None = None
+        self._opening = asyncio.Lock()
+
+    async def ask(
+        self,
+        work: Callable[[Opened], Awaitable[T]],
+        *,
+        image: str = "",
+        limited: bool = True,
+    ) -> T:
+        """Return the result of requests, for which the SDK is imported.
+
+        Once more, with credentials that are read again, if Modal did not accept them: it ends its
+        tokens by its own clock, and the SDK by ours. `limited`: whether the time of a request
+        applies. `image`: that of a machine to be made.
+        """
+        await asyncio.to_thread(_import)
+        from sandkasten.backends.cloud.modal import modal_errors
+
+        limit = self._options.timeout_s if limited else None
+        again = True
+        while True:
+            opened: Opened | None = None
+            try:
+                async with asyncio.timeout(limit):
+                    opened = await self._open()
+                    return await work(opened)
+            except modal_errors.CALL_ERRORS as exc:
+                if opened is None or not modal_errors.needs_new_session(exc) or not again:
+                    raise modal_errors.translated(exc, image) from exc
+                again = False
+                if self._opened is opened:
+                    await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections. Twice is fine; the next request opens others."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            for one in opened.sandboxes.values():
+                await one.detach.aio()  # type: ignore[no-untyped-call]
+            await opened.client.close.aio()
+
+    async def _open(self) -> Opened:
+        import modal
+
+        async with self._opening:
+            if self._opened is None:
+                token_id, secret = await asyncio.to_thread(self._credentials)
+                client = await modal.Client.from_credentials.aio(token_id, secret)
+                try:
+                    app = await modal.App.lookup.aio(
+                        self._options.app,
+                        client=client,
+                        environment_name=self._options.environment or None,
+                        create_if_missing=True,
+                    )
+                except BaseException:
+                    await asyncio.shield(client.close.aio())
+                    raise
+                self._opened = Opened(client, app, {}, {})
+            return self._opened
+
+    def _credentials(self) -> tuple[str, str]:
+        """Return the id and the secret of the token. Blocks."""
+        from modal.config import config
+
+        from sandkasten.backends.cloud.modal.modal_errors import NAME, TITLE, VARIABLES
+
+        path = self._options.token_file
+        if path is not None:
+            try:
+                lines = (read_small_file(path, _MOST_TOKEN_BYTES) or b"").decode().split()
+            except (OSError, UnicodeDecodeError):
+                lines = []
+            if len(lines) != _TOKEN_LINES:
+                raise BackendUnavailable(
+                    f"{path} is not a file with a token of Modal",
+                    hint="write the token's id on its first line and the secret on the second",
+                    backend=NAME,
+                )
+            return lines[0], lines[1]
+        token_id, secret = config.get("token_id"), config.get("token_secret")
+        if not token_id or not secret:
+            raise provider_errors.unauthorized(NAME, TITLE, VARIABLES, "there are none")
+        return str(token_id), str(secret)
+
+
+def _import() -> None:
+    """Import the SDK, which takes half a second. Blocks."""
+    os.environ.setdefault(_WAIT_VARIABLE, _WAIT_S)
+    try:
+        import modal  # noqa: F401
+    except ModuleNotFoundError as exc:
+        raise BackendUnavailable(
+            "the modal backend requires the library modal", hint=install_command("modal")
+        ) from exc

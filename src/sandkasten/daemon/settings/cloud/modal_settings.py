@@ -1,0 +1,103 @@
+"""Settings `backends.modal.*`: the app at Modal, and how its sandboxes are made.
+
+Contacts no server and opens no file; the backend reads the token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.cloud.machine_plan import CloudOptions
+from sandkasten.backends.cloud.modal.modal_options import MOST_LIFETIME_S, ModalOptions
+from sandkasten.daemon.settings.setting_fields import setting
+from sandkasten.daemon.settings.setting_parsers import invalid, path, seconds, string
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DEFAULT: Final = ModalOptions()
+_CLOUD: Final = CloudOptions()
+_NAME: Final = lazy_pattern.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+
+
+def object_name(name: str, value: object) -> str:
+    found = string(name, value)
+    if not _NAME.match(found):
+        hint = "write at most 64 letters, digits, dots, _ and -"
+        raise invalid(name, "a name at Modal", value, hint)
+    return found
+
+
+def lifetime(name: str, value: object) -> float:
+    found = seconds(name, value)
+    if found > MOST_LIFETIME_S:
+        raise invalid(name, "at most a day", value, f"write {MOST_LIFETIME_S:g} or less")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ModalSettings:
+    token_file: Path | None = setting(
+        "backends.modal.token_file",
+        path,
+        None,
+        "A file with the id of a token and its secret, one per line; default: MODAL_TOKEN_ID etc.",
+    )
+    app: str = setting(
+        "backends.modal.app",
+        object_name,
+        _DEFAULT.app,
+        "The app of the sandboxes; it is made if it is missing.",
+    )
+    environment: str | None = setting(
+        "backends.modal.environment",
+        object_name,
+        None,
+        "The environment of the app; default: MODAL_ENVIRONMENT, or the default one.",
+    )
+    region: str | None = setting(
+        "backends.modal.region",
+        object_name,
+        None,
+        "The region of the sandboxes, such as eu; default: Modal chooses.",
+    )
+    lifetime_s: float = setting(
+        "backends.modal.lifetime_seconds",
+        lifetime,
+        _CLOUD.lifetime_s,
+        "After which time Modal ends a sandbox, whatever becomes of the daemon; at most 86400.",
+    )
+    start_s: float = setting(
+        "backends.modal.start_timeout_seconds",
+        seconds,
+        _CLOUD.start_s,
+        "How long a sandbox may take to start, building its image included.",
+    )
+    timeout_s: float = setting(
+        "backends.modal.timeout_seconds",
+        seconds,
+        _DEFAULT.timeout_s,
+        "How long one request to Modal may take.",
+    )
+    programs_dir: Path | None = setting(
+        "backends.modal.programs_dir",
+        path,
+        None,
+        "Programs of Sandkasten for linux/amd64; default: those of this machine.",
+    )
+
+    def options(self) -> ModalOptions:
+        return ModalOptions(
+            app=self.app,
+            environment=self.environment or "",
+            token_file=self.token_file,
+            timeout_s=self.timeout_s,
+            cloud=CloudOptions(
+                lifetime_s=self.lifetime_s,
+                start_s=self.start_s,
+                region=self.region or "",
+                programs_dir=self.programs_dir,
+            ),
+        )

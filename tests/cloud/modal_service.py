@@ -1,0 +1,45 @@
+"""The server that stands for Modal in a test run, and backends on it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.backends.cloud.backend import CloudBackend
+from sandkasten.backends.cloud.machine_plan import CloudOptions
+from sandkasten.backends.cloud.machine_records import MachineRecords
+from sandkasten.backends.cloud.modal.modal_options import ModalOptions
+from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
+from tests.cloud.modal_server import ModalServer
+from tests.hostwatch import loopwatch
+from tests.platform_choice import image_named
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def served_images() -> dict[str, tuple[str, ...]]:
+    """Return the images of the tests, as the server wants them."""
+    return {"debian": tuple(reversed(image_named("debian").layers))}
+
+
+@cache
+@loopwatch.of_the_test
+def lent_server() -> ModalServer:
+    """Return the server of this process, which ends with it. Blocks."""
+    server = ModalServer(served_images())
+    server.__enter__()
+    atexit.register(server.__exit__, None, None, None)
+    return server
+
+
+def open_on_modal(server: ModalServer, data_dir: Path, **changes: Any) -> CloudBackend:
+    """Open the backend; the SDK finds the server by the environment of this process."""
+    os.environ.update(server.environment)
+    cloud = CloudOptions(**changes)
+    records = MachineRecords(data_dir / "modal")
+    owner = records.owner()
+    provider = ModalProvider(ModalOptions(cloud=cloud), owner)
+    return CloudBackend(provider, records, owner, cloud)
