@@ -230,17 +230,26 @@ impl Gate {
         Ok(())
     }
 
+    /// Listen for a runner that is another user. Its directory is for the runner's group alone. The
+    /// socket gets its name when it may be used: the runner takes a refusal for final.
+    fn listen_for_another_user(&self) -> Result<OwnedFd, Errno> {
+        let early = self.hand_over.with_extension("new");
+        let once = sys::listen_unix(early.as_os_str().as_bytes())?;
+        std::fs::set_permissions(&early, std::fs::Permissions::from_mode(0o666))
+            .and_then(|()| std::fs::rename(&early, &self.hand_over))
+            .map_err(|error| sys::errno_of(&error))?;
+        Ok(once)
+    }
+
     /// Return the connection to the runner. Our own copy of the listener is closed, so that connecting
     /// fails as soon as the runner has ended.
     fn give_listener(&self) -> Result<OwnedFd, Errno> {
         let listener = sys::listen_unix(self.listener.as_os_str().as_bytes())?;
         let path = self.hand_over.as_os_str().as_bytes();
-        let once = sys::listen_unix(path)?;
-        if self.machine {
-            // Its directory is for the runner's group alone.
-            let open = std::fs::Permissions::from_mode(0o666);
-            std::fs::set_permissions(&self.hand_over, open).map_err(|e| sys::errno_of(&e))?;
-        }
+        let once = match self.machine {
+            true => self.listen_for_another_user()?,
+            false => sys::listen_unix(path)?,
+        };
         let flags = libc::SOCK_CLOEXEC;
         wait_for(once.as_raw_fd(), libc::POLLIN)?;
         // SAFETY: no address is asked for.

@@ -49,6 +49,8 @@ _PAGE: Final = 100
 _TRAFFIC: Final = "e2b-traffic-access-token"
 _ROOT: Final = "root"
 _RETRY_S: Final = 0.05
+# In the command line of the gate, and of the shell that becomes it.
+_GATE_MODE: Final = "--machine"
 # A service may let the file API write only to the places of a user.
 _STAGE: Final = "/tmp/sandkasten-files"  # noqa: S108  (inside a new machine, before any code)
 # To connect extends the life of a sandbox to this, if it would end sooner.
@@ -158,7 +160,7 @@ class E2bProvider:
     async def _answers(self, machine_id: str) -> None:
         while True:
             try:
-                await (await self.connect(machine_id)).aclose()
+                await (await self._open(machine_id)).aclose()
             except OSError:
                 await asyncio.sleep(_RETRY_S)
             else:
@@ -187,6 +189,25 @@ class E2bProvider:
         return found
 
     async def connect(self, machine_id: str) -> ByteStream:
+        try:
+            return await self._open(machine_id)
+        except websocket_stream.RefusedWebSocket:
+            await self._check_gate(machine_id)
+            raise
+
+    async def _check_gate(self, machine_id: str) -> None:
+        """Raise SandboxLost if the gate has ended: E2B keeps a sandbox whose runner ended."""
+        with _translated(machine_id=machine_id):
+            machine = await e2b.AsyncSandbox.connect(
+                machine_id, timeout=_CONNECT_TIMEOUT_S, **self._api
+            )
+            running = await machine.commands.list()
+        if not any(_GATE_MODE in " ".join((one.cmd, *one.args)) for one in running):
+            raise SandboxLost(
+                f"the runner in E2B's sandbox {machine_id} has ended", hint="create a new one"
+            )
+
+    async def _open(self, machine_id: str) -> ByteStream:
         address = self._addresses.get(machine_id)
         if address is None:
             with _translated(machine_id=machine_id):
