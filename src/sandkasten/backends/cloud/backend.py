@@ -1,9 +1,9 @@
 """The backend of a provider: a machine for each sandbox, with our runner in it.
 
-Knows isolation and nothing else. A machine has the names of the installation and of the sandbox
-from its first moment on, and the data directory has a record of it before. So whatever is
-interrupted, both what was made and what may still be made is found by its label and removed: it is
-never charged twice, nor for ever.
+Knows isolation and nothing else. A record is written to the data directory before the machine is
+requested, and the machine is created with labels that name the installation and the sandbox. So
+after any interruption the machine is found by record or label and removed, even if the provider
+creates it later.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class CloudBackend:
         return True
 
     async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
-        """Return the provider's name: whether it has that is found out when a machine is made."""
+        """Return the provider's name of an image. Only a create shows whether it exists there."""
         return Image(self._provider.image(names), kind="engine") if names else None
 
     async def bring_image(self, image: Image) -> None:
@@ -177,8 +177,8 @@ class CloudBackend:
         await asyncio.to_thread(self._records.remove, sandbox_id)
 
     async def _undo(self, sandbox_id: SandboxId) -> None:
-        """Remove what a create has made. If the provider does not answer, the record stays, and the
-        reaper finds it; what the provider makes later, it finds by its label.
+        """Remove what a create has made. If the provider does not answer, the record stays for
+        the reaper, which also finds by label what the provider makes later.
         """
         with contextlib.suppress(SandkastenError, TimeoutError):
             async with asyncio.timeout(_UNDO_S):

@@ -43,7 +43,7 @@ class MachineOrder:
     memory_bytes: int
     disk_bytes: int
     lifetime_s: float
-    """The provider ends the machine after this time, whatever becomes of the daemon."""
+    """The machine ends after this time, even if the daemon never returns."""
     network: Reachable
     env: Mapping[str, str] = field(repr=False)
     """For the command."""
@@ -55,7 +55,7 @@ class MachineOrder:
     """Started once, as root, and never ended by the provider. It serves `port`."""
     port: int = 0
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """On the machine from its first moment on: it is found by them."""
+    """Set when the machine is created: it is found by them."""
     region: str = ""
 
 

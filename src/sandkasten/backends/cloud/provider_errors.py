@@ -16,7 +16,7 @@ def unauthorized(backend: str, title: str, variable: str, told: str = "") -> Bac
     """Return the error for credentials that the provider did not accept, or that expired."""
     return BackendUnavailable(
         f"{title} does not accept the credentials{_because(told)}",
-        hint=f"set {variable}, or backends.{backend}, to credentials that are valid",
+        hint=f"set {variable} to valid credentials, or correct the file in backends.{backend}",
         backend=backend,
     )
 
@@ -38,7 +38,7 @@ def outage(backend: str, title: str, told: str = "") -> BackendUnavailable:
     """Return the error for an answer that failed, was cut or did not come."""
     return BackendUnavailable(
         f"{title} does not answer as it should{_because(told)}",
-        hint="try again; nothing of this request is kept at the provider",
+        hint="try again; if it persists, run sandkasten doctor and see the provider's status page",
         backend=backend,
     )
 

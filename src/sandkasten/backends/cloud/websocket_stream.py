@@ -66,7 +66,7 @@ class WebSocketStream:
 async def connect(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], timeout_s: float
 ) -> WebSocketStream:
-    """Open a WebSocket. Raise OSError; of a refusal, ConnectionRefusedError with the status."""
+    """Open a WebSocket. Raise RefusedWebSocket if the server refuses, else OSError."""
     timeout = aiohttp.ClientWSTimeout(ws_close=_CLOSE_S)
     try:
         async with asyncio.timeout(timeout_s):

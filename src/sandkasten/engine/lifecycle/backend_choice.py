@@ -143,7 +143,7 @@ class BackendChoice:
                     raise
                 first_error.details["passed_over"] = [*passed, f"backend {name}: {exc.message}"]
                 raise first_error from exc
-        raise BackendUnavailable("no backend was tried", hint="run doctor")
+        raise BackendUnavailable("no backend was tried", hint="run sandkasten doctor")
 
     async def _candidates(self, request: CreateRequest, joins: Record | None) -> _Candidates:
         options, rules = request.options, self._policy.backends

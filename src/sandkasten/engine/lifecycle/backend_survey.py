@@ -60,7 +60,7 @@ async def readiness_of(backend: Backend) -> Readiness:
         return Readiness(
             ready=False,
             reason=f"it did not answer within {_PROBE_TIMEOUT_S:g} s",
-            remedy="check whether its runtime or Docker Engine hangs, then run doctor again",
+            remedy="check whether its runtime or engine hangs, then run sandkasten doctor again",
         )
     except SandkastenError as exc:
         return Readiness(ready=False, reason=exc.message, remedy=exc.hint)

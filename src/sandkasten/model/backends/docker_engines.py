@@ -87,10 +87,10 @@ def unknown_engine(backend: str, engines: Iterable[str]) -> InvalidRequest:
     """Return the error for a request that names an engine that is not in the settings."""
     known = tuple(engines)
     return InvalidRequest(
-        f"there is no Docker Engine named {shown(backend.removeprefix(ENGINE_PREFIX))}",
+        f"Docker Engine {shown(backend.removeprefix(ENGINE_PREFIX))} is not in the settings",
         hint=did_you_mean(backend, (DOCKER, *known))
         if known
-        else "name it in backends.docker.engines, or request backend docker",
+        else "add it to backends.docker.engines, or request backend docker",
         field="backend",
     )
 
