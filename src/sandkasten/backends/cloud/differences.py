@@ -64,13 +64,13 @@ SHARED: Final = (
     Difference(
         RULES,
         "refused",
-        "no egress process of ours is beside the machine",
+        "Sandkasten cannot run an egress process beside the machine",
         "use network: none or full, or the local, oci, docker or kubernetes backend",
     ),
     Difference(
         "change of the network",
         "refused",
-        "the network of a machine is chosen when it is made",
+        "the network of a machine is chosen when the machine is created",
         "create a sandbox with the other network",
     ),
     Difference(
@@ -88,24 +88,22 @@ SHARED: Final = (
     Difference(
         "profile: dev",
         "refused",
-        "the runner protects itself by running code as another user than root",
+        "code must not be root, because it could then replace the runner",
         "use the hardened profile, or the local backend",
     ),
     Difference(
         "defaults.readonly_rootfs: false",
         "refused",
-        "the root of a machine is writable for its root alone, which code is not",
+        "only root can write to the root of a machine, and code is not root",
         "set defaults.readonly_rootfs: true",
     ),
-    Difference(
-        "gpus", "refused", "machines are made without devices", "use the docker or the oci backend"
-    ),
+    Difference("gpus", "refused", "machines have no devices", "use the docker or the oci backend"),
     Difference("pause", "refused", "machines are not paused", "end the session"),
     Difference("resize", "refused", "machines keep their size", "create a larger sandbox"),
     Difference(
         "usage",
         "differs",
-        "what a sandbox uses is counted by the provider; memory and processor time are not shown",
+        "only the provider counts usage; memory and processor time are not shown",
     ),
     Difference(
         "several daemons",
@@ -116,10 +114,10 @@ SHARED: Final = (
 _NETWORKS: Final[tuple[tuple[Reachable, str, str], ...]] = (
     (
         "none",
-        "machines of the provider cannot be kept from the network",
-        "ask for network: full, or use another backend",
+        "the provider cannot create machines without a network",
+        "request network: full, or use another backend",
     ),
-    ("full", "machines of the provider have no network", "ask for network: none"),
+    ("full", "machines of the provider have no network", "request network: none"),
 )
 
 

@@ -45,7 +45,7 @@ class CompatSettings:
         "compat.e2b.profile",
         choice("hardened", "dev"),
         "hardened",
-        "The profile of sandboxes that E2B's SDKs create: hardened, or dev, where all are root.",
+        "The profile of sandboxes that E2B's SDKs create: hardened, or dev (every user is root).",
     )
 
     @property

@@ -8,7 +8,7 @@ from sandkasten.backends.cloud.differences import Difference, Traits
 from sandkasten.model.sandbox.limits import Unenforced
 
 TITLE: Final = "E2B"
-_TEMPLATE: Final = "a template of E2B decides about it"
+_TEMPLATE: Final = "it is a property of the template at E2B"
 _REMEDY: Final = "build a template with the size you need, and name it as the image"
 
 TRAITS: Final = Traits(
@@ -31,7 +31,7 @@ TRAITS: Final = Traits(
         Difference(
             "lifetime",
             "differs",
-            "E2B ends a sandbox after backends.e2b.lifetime_seconds, whatever its lease says",
+            "E2B ends a sandbox after backends.e2b.lifetime_seconds, even if its lease is longer",
         ),
     ),
 )

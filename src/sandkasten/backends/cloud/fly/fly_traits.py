@@ -16,12 +16,12 @@ TRAITS: Final = Traits(
         Unenforced(
             "cpu",
             "Fly has machines of 1, 2, 4, 6 and more processors: a sandbox gets the next size",
-            "ask for a size that Fly has",
+            "request 1, 2, 4, 6 or 8 processors",
         ),
         Unenforced(
             "memory",
             "Fly has memory in steps of 256 MiB: a sandbox gets the next one",
-            "ask for a multiple of 256 MiB",
+            "request a multiple of 256 MiB",
         ),
         Unenforced("workspace", _DISK),
         Unenforced("tmp", _DISK),
@@ -32,25 +32,24 @@ TRAITS: Final = Traits(
         Difference(
             "images without our programs",
             "refused",
-            "the configuration of a machine is too small for them",
-            "COPY --from the daemon's image, as docs/guides/cloud.md shows",
+            "the programs are too large for the configuration of a machine",
+            "copy them into the image, as docs/guides/cloud.md shows",
         ),
         Difference(
             "end of life",
             "differs",
-            "Fly has none: the gate ends the machine, which is destroyed when its first process "
-            "ends",
+            "Fly does not end machines by time: the gate ends, and the machine is then destroyed",
         ),
         Difference(
             "network: none",
             "differs",
-            "Fly cannot close the network of a machine: the runner has one of its own inside, "
+            "Fly cannot close the network of a machine: the runner is in a network namespace, "
             "which only root of the machine can leave",
         ),
         Difference(
             "creates in a row",
             "differs",
-            "Fly makes one machine of an app in a second, and three at once; more wait",
+            "Fly creates one machine of an app per second, with bursts of three; more wait",
         ),
     ),
 )

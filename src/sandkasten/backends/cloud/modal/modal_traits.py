@@ -34,7 +34,7 @@ TRAITS: Final = Traits(
         Difference(
             "sandboxes smaller than 0.125 processors and 128 MiB",
             "differs",
-            "Modal makes none; a smaller request gets this size",
+            "a smaller request gets this size",
         ),
         Difference(
             "a daemon that was killed",

@@ -63,7 +63,7 @@ class E2bSettings:
         "backends.e2b.api_key",
         model_key,
         None,
-        "The key of an account at E2B. Better in a file or a variable than here.",
+        "The API key of an account at E2B; prefer api_key_file or the variable.",
         aliases=("E2B_API_KEY",),
         show=masked,
     )
@@ -84,14 +84,14 @@ class E2bSettings:
         "backends.e2b.api_url",
         service_url,
         None,
-        "Where sandboxes are made; default: by the domain.",
+        "The URL of the API; default: derived from the domain.",
         aliases=("E2B_API_URL",),
     )
     sandbox_url: str | None = setting(
         "backends.e2b.sandbox_url",
         service_url,
         None,
-        "One address at which all sandboxes are reached; default: by names of the domain.",
+        "One URL at which all sandboxes are reached; default: a name in the domain for each.",
         aliases=("E2B_SANDBOX_URL",),
     )
     template: str = setting(
@@ -110,7 +110,7 @@ class E2bSettings:
         "backends.e2b.lifetime_seconds",
         seconds,
         _CLOUD.lifetime_s,
-        "After which time E2B ends a sandbox, whatever becomes of the daemon.",
+        "How long a sandbox may live; E2B then ends it, with or without a daemon.",
     )
     start_s: float = setting(
         "backends.e2b.start_timeout_seconds",

@@ -119,7 +119,7 @@ class FlySettings:
         "The Machines API; http://_api.internal:4280 inside of Fly's network.",
     )
     region: str | None = setting(
-        "backends.fly.region", fly_region, None, "Where machines are made; default: Fly chooses."
+        "backends.fly.region", fly_region, None, "The region of the machines; default: Fly chooses."
     )
     cpu_kind: CpuKind = setting(
         "backends.fly.cpu_kind",
@@ -149,7 +149,7 @@ class FlySettings:
         "backends.fly.lifetime_seconds",
         seconds,
         _CLOUD.lifetime_s,
-        "After which time a machine ends, whatever becomes of the daemon.",
+        "How long a machine may live; it then ends itself, with or without a daemon.",
     )
     start_s: float = setting(
         "backends.fly.start_timeout_seconds",

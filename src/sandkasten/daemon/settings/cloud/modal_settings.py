@@ -49,7 +49,7 @@ class ModalSettings:
         "backends.modal.app",
         object_name,
         _DEFAULT.app,
-        "The app of the sandboxes; it is made if it is missing.",
+        "The app of the sandboxes; it is created if it does not exist.",
     )
     environment: str | None = setting(
         "backends.modal.environment",
@@ -67,7 +67,7 @@ class ModalSettings:
         "backends.modal.lifetime_seconds",
         lifetime,
         _CLOUD.lifetime_s,
-        "After which time Modal ends a sandbox, whatever becomes of the daemon; at most 86400.",
+        "How long a sandbox may live; Modal then ends it, with or without a daemon; at most 86400.",
     )
     start_s: float = setting(
         "backends.modal.start_timeout_seconds",
