@@ -125,7 +125,7 @@ TITLES = {
 }
 # Of these the contract alone is asked, with `all`: one isolates nothing, and what is around a
 # machine is its provider's.
-CONTRACT_ONLY = ("unisolated", "e2b")
+CONTRACT_ONLY = ("unisolated", "e2b", "fly")
 # The rows of `make test-cluster`, which the other targets do not run.
 CLUSTER_TITLES = {
     "kubernetes": "a Pod on Kubernetes, reached at its address",
@@ -209,6 +209,7 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "docker/busybox"): _PLACE_POSTURE,
     # The runner is in a machine of a provider, behind a WebSocket.
     ("contract", "e2b"): _PLACE,
+    ("contract", "fly"): _PLACE,
     # The other way in carries the same bytes.
     ("contract", "kubernetes/exec"): Part(("port", "commands", "output"), _LARGE),
     ("security", "kubernetes/exec"): _POSTURE,

@@ -1,29 +1,28 @@
 """The backend fly on a server of our own, for suites: `--platform fly`.
 
-The server is a process that ends with this one: `python -m tests.cloud.fly_platform` prints its
-address and ends at the end of its input. Its image is a Debian with our programs.
+One server serves a test process. Its image is a Debian with our programs.
 """
 
 from __future__ import annotations
 
-import atexit
 import shutil
-import subprocess
-import sys
 import tempfile
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.cloud.backend import CloudBackend
 from sandkasten.backends.cloud.fly.fly_options import PROGRAMS, FlyOptions
 from sandkasten.backends.cloud.fly.fly_provider import FlyProvider
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.linux.programs import Programs
+from tests.cloud import lent_services
 from tests.cloud.fly_server import APP, TOKEN, FlyServer
-from tests.hostwatch import loopwatch
 from tests.patience import PATIENCE_S
 from tests.platform_choice import image_named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 IMAGE = "registry.fly.io/sandboxes:debian"
 
@@ -47,37 +46,20 @@ def open_at(url: str, host: str, data_dir: Path, **other: Any) -> CloudBackend:
     return CloudBackend(FlyProvider(options, owner), records, owner, options.cloud)
 
 
-@cache
-@loopwatch.of_the_test
-def _lent() -> tuple[str, str]:
-    """Return the URL of the server of this process, and the host of its proxy."""
-    command = [sys.executable, "-m", "tests.cloud.fly_platform"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-    )
-    assert process.stdout is not None
-    url, host = process.stdout.readline().split()
-
-    def close() -> None:
-        process.communicate(timeout=PATIENCE_S)
-
-    atexit.register(close)
-    return url, host
-
-
-def open_lent(data_dir: Path) -> CloudBackend:
-    return open_at(*_lent(), data_dir)
-
-
-def main() -> None:
+@contextmanager
+def _server() -> Iterator[FlyServer]:
     with (
         tempfile.TemporaryDirectory(prefix="skfly-image-", dir="/var/tmp") as place,
         FlyServer(layers(Path(place))) as server,
     ):
-        sys.stdout.write(f"{server.url} {server.host}\n")
-        sys.stdout.flush()
-        sys.stdin.read()
+        yield server
 
 
-if __name__ == "__main__":
-    main()
+def service() -> FlyServer:
+    """Return the server of this run. Blocks."""
+    return lent_services.lent("fly", _server)
+
+
+def open_lent(data_dir: Path) -> CloudBackend:
+    server = service()
+    return open_at(server.url, server.host, data_dir)
