@@ -97,9 +97,12 @@ fn established(table: &[u8], gate: Option<u16>) -> usize {
     let gate = gate.map(|port| format!(":{:04X}", port));
     let counts = |line: &&str| {
         let mut words = line.split_ascii_whitespace().skip(1);
-        let local = words.next().unwrap_or("");
-        let ours = gate.as_deref().map_or(false, |gate| local.ends_with(gate));
-        !ours && words.nth(1) == Some(ESTABLISHED)
+        // Both ends are here if a proxy in the same machine connects to the gate.
+        let ends = [words.next().unwrap_or(""), words.next().unwrap_or("")];
+        let ours = gate
+            .as_deref()
+            .map_or(false, |gate| ends.iter().any(|end| end.ends_with(gate)));
+        !ours && words.next() == Some(ESTABLISHED)
     };
     text.lines().skip(1).filter(counts).count()
 }
@@ -154,7 +157,8 @@ mod tests {
    2: 0100007F:A2C4 0100007F:1F90 01 00000000:00000000 00:00000000\n\
    3: 0100007F:A2C6 0100007F:1F90 06 00000000:00000000 03:00001770\n";
         assert_eq!(established(table, None), 2);
-        assert_eq!(established(table, Some(0x1F90)), 1);
+        assert_eq!(established(table, Some(0x1F90)), 0);
+        assert_eq!(established(table, Some(0x1F91)), 2);
         assert_eq!(established(b"", None), 0);
     }
 }
