@@ -2,7 +2,7 @@
 
 A request that names an engine gets that one or an error. One that names labels gets the first
 engine of the settings that has them, answers, and has room. A named workspace is on one engine, and
-a request that names no engine goes there. There is no other scheduling. Raises InvalidRequest,
+a request that names no engine goes there. Nothing balances load. Raises InvalidRequest,
 QuotaExceeded, UnsupportedByBackend and BackendUnavailable.
 """
 
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 # Long enough for a named workspace that another create of the same engine waits for.
 _LOCK_WAIT_S = 90.0
-# How long a request that was led to an engine by label may take to its first row, until it is no
-# longer counted there: longer than a plan usually takes, shorter than a failed one may matter.
-_PROMISE_S = 5.0
+# How long a request that got an engine by label is counted there without a row: longer than a plan
+# usually takes, and short, because a request that failed holds its place until then.
+_RESERVATION_S = 5.0
 _NO_RULES = EngineRules()
 
 
@@ -68,7 +68,7 @@ class EngineChoice:
         self._store = store
         self._handles = handles
         self._claims = claims
-        self._promises: defaultdict[str, list[float]] = defaultdict(list)
+        self._reservations: defaultdict[str, list[float]] = defaultdict(list)
 
     async def choose(self, asked: str, workspace: str | None, *, named: bool) -> str:
         """Return the backend for a request. `named`: whether the request names `asked` itself, or
@@ -111,7 +111,7 @@ class EngineChoice:
         refusals: list[SandkastenError] = []
         for name in names:
             try:
-                await self._promise(name)
+                await self._reserve(name)
                 await self._ping(name)
             except (BackendUnavailable, InvalidConfiguration, QuotaExceeded) as exc:
                 refusals.append(exc)
@@ -173,26 +173,26 @@ class EngineChoice:
             needed = 2 if record.acquired == "spare" else 1
             await self._check_room(record.backend, rules.max_sandboxes, needed)
             # From now on its row counts.
-            del self._expected(record.backend)[:1]
+            del self._reserved(record.backend)[:1]
             yield
 
-    async def _promise(self, name: str) -> None:
+    async def _reserve(self, name: str) -> None:
         """Count a request that is led to an engine and has no row yet. Raise QuotaExceeded."""
         most = self._engines[name].max_sandboxes
         if most is None:
             return
         used = await self._check_room(name, most)
         # Nothing is awaited from here on, so that no other request gets the same place.
-        expected = self._expected(name)
-        if used + len(expected) >= most:
-            raise _full(name, used + len(expected), most)
-        expected.append(asyncio.get_running_loop().time() + _PROMISE_S)
+        reserved = self._reserved(name)
+        if used + len(reserved) >= most:
+            raise _full(name, used + len(reserved), most)
+        reserved.append(asyncio.get_running_loop().time() + _RESERVATION_S)
 
-    def _expected(self, name: str) -> list[float]:
+    def _reserved(self, name: str) -> list[float]:
         """Return until when each request counts that was led to an engine and has no row yet."""
         now = asyncio.get_running_loop().time()
-        self._promises[name] = [one for one in self._promises[name] if one > now]
-        return self._promises[name]
+        self._reservations[name] = [one for one in self._reservations[name] if one > now]
+        return self._reservations[name]
 
     async def _check_room(self, name: str, most: int, needed: int = 1) -> int:
         """Return how many sandboxes an engine has. Raise QuotaExceeded if it has no more room."""
@@ -215,7 +215,7 @@ class EngineChoice:
 def _full(name: str, used: int, most: int) -> QuotaExceeded:
     return QuotaExceeded(
         f"Docker Engine {name.removeprefix(ENGINE_PREFIX)} has {used} of {most} sandboxes",
-        hint="destroy one, request another engine, or raise max_sandboxes of this one",
+        hint="destroy one, request another Docker Engine, or raise its max_sandboxes",
         quota="max_sandboxes",
         limit=most,
         used=used,

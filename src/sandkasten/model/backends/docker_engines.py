@@ -74,7 +74,7 @@ def labelled(engines: Mapping[str, EngineRules], labels: Mapping[str, str]) -> l
         f"no Docker Engine has the label{'s' if len(labels) > 1 else ''} {wanted}",
         hint=did_you_mean(wanted, known)
         if known
-        else "give an engine of backends.docker.engines this label",
+        else "add the label to a Docker Engine in backends.docker.engines",
         field="backend",
     )
 

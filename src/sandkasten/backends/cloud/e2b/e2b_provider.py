@@ -86,7 +86,7 @@ class E2bProvider:
     def _api(self) -> dict[str, Any]:
         """Return what each call of the SDK gets, so that nothing else decides about it."""
         if not self._options.api_key:
-            raise provider_errors.unauthorized(NAME, TITLE, _VARIABLE, "there is no key")
+            raise provider_errors.unauthorized(NAME, TITLE, _VARIABLE, "no key is set")
         options = self._options
         return {
             "api_key": options.api_key,
@@ -183,7 +183,7 @@ class E2bProvider:
                 for one in await pages.next_items():
                     told = one.metadata or {}
                     the_id = told.get(LABEL_ID, "")
-                    # What the answer says is not believed: others have sandboxes there too.
+                    # The answer is checked: other installations have sandboxes there too.
                     if is_sandbox_id(the_id) and labels.items() <= told.items():
                         found[SandboxId(the_id)] = one.sandbox_id
         return found
@@ -278,8 +278,8 @@ async def _raise_end(ended: asyncio.Future[Any], said: Sequence[str]) -> None:
     told = "".join(said).strip() or "it said nothing"
     raise BackendUnavailable(
         f"the gate ended in the sandbox with status {code}: {told[:300]}",
-        hint="the template must have a user root and processors that "
-        "backends.e2b.programs_dir is built for",
+        hint="use a template with a user root; if its processors differ from this machine's, "
+        "set backends.e2b.programs_dir",
         backend=NAME,
     )
 

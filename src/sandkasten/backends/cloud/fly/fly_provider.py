@@ -1,13 +1,13 @@
 """Fly Machines as a provider of `CloudBackend`.
 
 Whether a request took effect is unknown when its answer is lost. The name of a machine is unique
-in its app and follows from the sandbox, so a create is simply repeated: the second one either
-makes the machine, or is told that it exists.
+in its app and follows from the sandbox, so a create is repeated: the second request either
+creates the machine, or gets the answer that it exists.
 
 The gate of a machine is reached at a port of the app that no other machine has, through Fly's
-proxy, which passes the bytes on as they are; or at the private address of the machine. Two daemons
-that draw one port at the same time reach the wrong gate, which has another certificate, and
-nothing else happens.
+proxy, which does not change the bytes; or at the private address of the machine. If two daemons
+choose the same port at the same time, a connection may reach the wrong gate. Its certificate
+differs, so the connection is refused.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ATTEMPTS: Final = 3
 _BACKOFF: Final = Backoff(0.5, 4.0)
-# Fly allows one request of a kind in a second. Who asks to wait longer is not waited for.
+# Fly allows one request of a kind per second. A longer Retry-After is an error at once.
 _LONGEST_PAUSE_S: Final = 5.0
 _PATIENCE_S: Final = 20.0
 _START_S: Final = 120
 _WAIT_S: Final = 30
 _CONNECT_S: Final = 10.0
 _BUFFER_BYTES: Final = 256 * 1024
-# For so long, ports that others took are not looked for again.
+# How long the list of ports in use is valid.
 _FRESH_S: Final = 10.0
 _CAPACITY: Final = "insufficient_capacity"
 
@@ -77,15 +77,18 @@ class FlyProvider:
     def image(self, names: Sequence[str]) -> str:
         return names[-1]
 
-    # ---- what can be wrong
+    # ---- readiness and errors
 
     async def check(self) -> Readiness:
         options = self._options
         if not options.app:
-            return _missing("backends.fly.app is not set", "fly apps create NAME --network NAME")
+            return _missing(
+                "backends.fly.app is not set",
+                "run fly apps create NAME --network NAME, and set backends.fly.app to NAME",
+            )
         if not options.api_token:
             remedy = f"set {TOKEN_VARIABLE} to the output of: fly tokens create deploy -a APP"
-            return _missing("there is no token", remedy.replace("APP", options.app))
+            return _missing("backends.fly.api_token is not set", remedy.replace("APP", options.app))
         try:
             await self._ask(self._api.app)
             if options.reach == "service" and not options.address:
@@ -93,13 +96,13 @@ class FlyProvider:
                 if all(one.get("shared") for one in addresses):
                     return _missing(
                         f"app {options.app} has no address of its own",
-                        f"fly ips allocate-v6 -a {options.app} (or allocate-v4)",
+                        f"run fly ips allocate-v6 -a {options.app}, or allocate-v4",
                     )
         except Refused as exc:
             if exc.gone:
                 return _missing(
                     f"Fly has no app {options.app}",
-                    f"fly apps create {options.app} --network {options.app}",
+                    f"run fly apps create {options.app} --network {options.app}",
                 )
             raised = self._translated(exc)
             return _missing(raised.message, raised.hint)
@@ -124,7 +127,7 @@ class FlyProvider:
             )
         return BackendUnavailable(
             f"Fly refused the request: {exc}",
-            hint="see fly machine list and backends.fly in the settings",
+            hint=f"run fly machine list -a {self._options.app}, and check backends.fly",
             backend=self.name,
         )
 
@@ -189,7 +192,7 @@ class FlyProvider:
         if found is None:
             raise BackendUnavailable(
                 f"a machine named {body['name']} belongs to another installation, or is ending",
-                hint="try again; if it stays, see fly machine list",
+                hint=f"try again; if it persists, run fly machine list -a {self._options.app}",
                 backend=self.name,
             )
         return found
@@ -209,7 +212,7 @@ class FlyProvider:
                     raise BackendUnavailable(
                         f"the machine of sandbox {sandbox_id} did not start: {why}",
                         hint=f"the image must have our programs in {self._options.programs}; "
-                        f"see fly logs -a {self._options.app}",
+                        f"run fly logs -a {self._options.app}",
                         backend=self.name,
                     ) from exc
                 if asyncio.get_running_loop().time() > until:
@@ -221,8 +224,8 @@ class FlyProvider:
         return (await self.machines()).get(sandbox_id)
 
     async def machines(self) -> Mapping[SandboxId, str]:
-        """Return all machines of this installation. Who asks while another one waits shares the
-        next list: Fly answers once in a second.
+        """Return all machines of this installation. Callers that wait at the same time share the
+        next list, because Fly allows one list per second.
         """
         loop = asyncio.get_running_loop()
         asked_at = loop.time()

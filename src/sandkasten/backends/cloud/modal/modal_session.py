@@ -126,7 +126,7 @@ class ModalSession:
             return lines[0], lines[1]
         token_id, secret = config.get("token_id"), config.get("token_secret")
         if not token_id or not secret:
-            raise provider_errors.unauthorized(NAME, TITLE, VARIABLES, "there are none")
+            raise provider_errors.unauthorized(NAME, TITLE, VARIABLES, "none are set")
         return str(token_id), str(secret)
 
 
