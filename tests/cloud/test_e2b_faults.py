@@ -101,6 +101,23 @@ async def test_a_template_that_does_not_exist_is_named(backend):
         )
 
 
+async def test_variables_of_a_request_reach_commands_and_no_shell_of_root(backend):
+    env = {
+        # Bash evaluates it when it starts.
+        "BASH_ENV": "$(id -u >> /tmp/evaluated)",
+        "SHOWN": "it's\n$(two) lines",
+        "LARGE": "x" * 130_000,
+    }
+    cell = await backend.create(new_sandbox_id(), replace(SPEC, env=env))
+    box = await Box.open(cell)
+    shown = await box.run('printf "%s:%s" "$SHOWN" "${#LARGE}"')
+    assert shown.stdout.decode() == f"{env['SHOWN']}:130000"
+    evaluated = (await box.run("cat /tmp/evaluated")).stdout.split()
+    assert b"0" not in evaluated
+    await box.aclose()
+    await cell.destroy()
+
+
 async def test_what_the_provider_kept_while_it_was_away_is_found_by_its_label(
     tmp_path, daemon, proxy, backend
 ):

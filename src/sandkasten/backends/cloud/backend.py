@@ -18,6 +18,7 @@ from sandkasten.backends.cloud.cell import CloudCell
 from sandkasten.backends.gate import entry_keys
 from sandkasten.disk.cleanup import finish
 from sandkasten.errors import Conflict, SandkastenError
+from sandkasten.model.ids import is_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
@@ -115,7 +116,8 @@ class CloudBackend:
         return self._cell(sandbox_id, machine_id, record.keys)
 
     async def owned(self) -> Sequence[SandboxId]:
-        machines = await self._provider.machines()
+        # Labels are what a provider says; an id becomes the name of a file.
+        machines = filter(is_sandbox_id, await self._provider.machines())
         return sorted({*machines, *await asyncio.to_thread(self._records.ids)})
 
     async def discard(self, sandbox_id: SandboxId) -> None:

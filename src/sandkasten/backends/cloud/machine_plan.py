@@ -83,6 +83,8 @@ def order(
     if "PATH" not in spec.image.env and "PATH" not in spec.env:
         # That of the image, which we do not know.
         del made["PATH"]
+    # The gate would take it for its keys.
+    made.pop(KEYS_VARIABLE, None)
     limits = spec.limits
     return MachineOrder(
         sandbox_id=sandbox_id,

@@ -63,6 +63,22 @@ class WebSocketStream:
             await self._socket.close()
 
 
+def new_session() -> aiohttp.ClientSession:
+    """Return a session for `connect`. A sandbox may answer in place of its gate: it can neither
+    send the daemon elsewhere nor give it cookies for other sandboxes.
+    """
+    watch = aiohttp.TraceConfig()
+    watch.on_request_redirect.append(_elsewhere)
+    return aiohttp.ClientSession(
+        auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[watch]
+    )
+
+
+async def _elsewhere(_: object, __: object, told: aiohttp.TraceRequestRedirectParams) -> None:
+    told.response.close()
+    raise RefusedWebSocket(told.response.status, "and leads elsewhere")
+
+
 async def connect(
     session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], timeout_s: float
 ) -> WebSocketStream:

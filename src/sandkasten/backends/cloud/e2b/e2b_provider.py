@@ -15,13 +15,13 @@ import shlex
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-import aiohttp
 import e2b
 import httpx
 from e2b.sandbox.commands.command_handle import CommandExitException
 
 from sandkasten.backends.cloud import provider_errors, websocket_stream
 from sandkasten.backends.cloud.e2b.e2b_traits import TITLE, TRAITS
+from sandkasten.backends.cloud.machine_plan import DIRECTORY
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER
 from sandkasten.errors import (
     BackendUnavailable,
@@ -35,6 +35,8 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    import aiohttp
 
     from sandkasten.backends.cloud.differences import Traits
     from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
@@ -53,6 +55,8 @@ _RETRY_S: Final = 0.05
 _GATE_MODE: Final = "--machine"
 # A service may let the file API write only to the places of a user.
 _STAGE: Final = "/tmp/sandkasten-files"  # noqa: S108  (inside a new machine, before any code)
+# Becomes the command with the variables of the sandbox.
+_START: Final = f"{DIRECTORY}/start"
 # To connect extends the life of a sandbox to this, if it would end sooner.
 _CONNECT_TIMEOUT_S: Final = 1
 
@@ -124,8 +128,9 @@ class E2bProvider:
                 **self._api,
             )
             self._addresses[machine.sandbox_id] = self._address(machine, order.port)
+            files = {**order.files, _START: _start_script(order).encode()}
             await machine.files.write_files(
-                [{"path": _STAGE + path, "data": data} for path, data in order.files.items()],
+                [{"path": _STAGE + path, "data": data} for path, data in files.items()],
                 user=_ROOT,
             )
             await self._run_gate(machine, order)
@@ -137,7 +142,6 @@ class E2bProvider:
         command = await machine.commands.run(
             _script(order),
             background=True,
-            envs=dict(order.env),
             user=_ROOT,
             cwd="/",
             timeout=0,
@@ -217,7 +221,7 @@ class E2bProvider:
             address = self._address(machine, self._options.cloud.port)
             self._addresses[machine_id] = address
         if self._session is None:
-            self._session = aiohttp.ClientSession(auto_decompress=False)
+            self._session = websocket_stream.new_session()
         try:
             return await websocket_stream.connect(
                 self._session, address.url, address.headers, self._options.timeout_s
@@ -254,8 +258,9 @@ class E2bProvider:
 
 def _script(order: MachineOrder) -> str:
     """Return what moves the files to their places and becomes the command."""
-    places = sorted({posixpath.dirname(path) for path in order.files})
-    moves = (shlex.join(("mv", _STAGE + path, path)) for path in order.files)
+    files = (*order.files, _START)
+    places = sorted({posixpath.dirname(path) for path in files})
+    moves = (shlex.join(("mv", _STAGE + path, path)) for path in files)
     return "\n".join(
         (
             "set -e",
@@ -263,9 +268,17 @@ def _script(order: MachineOrder) -> str:
             *moves,
             shlex.join(("chmod", "755", *order.programs)),
             shlex.join(("rm", "-rf", _STAGE)),
-            f"exec {shlex.join(order.command)}",
+            f"exec {shlex.join(('sh', _START, *order.command))}",
         )
     )
+
+
+def _start_script(order: MachineOrder) -> str:
+    """Return what sets the variables of a request. E2B starts commands with bash, which would
+    evaluate some of them, such as BASH_ENV, as root.
+    """
+    pairs = (shlex.quote(f"{name}={value}") for name, value in order.env.items())
+    return f'rm -f "$0"\nexec env {" ".join(pairs)} "$@"\n'
 
 
 async def _raise_end(ended: asyncio.Future[Any], said: Sequence[str]) -> None:
