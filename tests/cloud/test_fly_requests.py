@@ -132,5 +132,14 @@ def test_the_end_of_a_machine_is_told_from_its_events(machine, said):
 
 
 def test_a_machine_whose_host_is_away_is_still_ours():
-    machine = {"id": "m", "incomplete_config": {"metadata": {"sandkasten_id": ID}}}
+    name = machine_request.machine_name(ID)
+    machine = {"id": "m", "name": name, "incomplete_config": {"metadata": {"sandkasten_id": ID}}}
     assert machine_request.sandbox_of(machine) == ID
+
+
+@pytest.mark.parametrize("told", ["sbx_fedcba9876543210", "../owner", ""])
+def test_a_machine_that_changed_its_metadata_is_no_other_sandbox(told):
+    name, metadata = machine_request.machine_name(ID), {"sandkasten_id": told}
+    machine = {"id": "m", "name": name, "config": {"metadata": metadata}}
+    assert machine_request.sandbox_of(machine) == ID
+    assert machine_request.sandbox_of({**machine, "name": "else"}) is None

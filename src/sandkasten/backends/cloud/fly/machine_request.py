@@ -11,10 +11,9 @@ import base64
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.cloud.provider import LABEL_ID
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.ids import SandboxId
+from sandkasten.model.ids import SandboxId, is_sandbox_id
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 FIRST_PORT, LAST_PORT = 20_000, 59_999
 # Fly publishes no limit for the files of a configuration, and warns of large ones.
 MOST_FILE_BYTES: Final = 64 << 10
+_NAME_PREFIX: Final = "sandkasten-"
 _GATE_PORT: Final = "sandkasten_port"
 _MIB: Final = 1 << 20
 _STEP_MIB: Final = 256
@@ -70,7 +70,7 @@ def size(cpus: float, memory_bytes: int, kind: CpuKind) -> Size:
 
 
 def machine_name(sandbox_id: SandboxId) -> str:
-    return f"sandkasten-{sandbox_id.replace('_', '-').lower()}"
+    return f"{_NAME_PREFIX}{sandbox_id.replace('_', '-').lower()}"
 
 
 def create_body(order: MachineOrder, options: FlyOptions, port: int | None) -> dict[str, Any]:
@@ -171,8 +171,12 @@ def service_port(machine: Mapping[str, Any]) -> int | None:
 
 
 def sandbox_of(machine: Mapping[str, Any]) -> SandboxId | None:
-    found = (_config(machine).get("metadata") or {}).get(LABEL_ID.replace(".", "_"))
-    return SandboxId(str(found)) if found else None
+    """Return the sandbox by the name of the machine, which nothing changes. Root of a hostile
+    image can change the metadata, through Fly's socket.
+    """
+    prefix, name = _NAME_PREFIX, str(machine.get("name") or "")
+    found = name.removeprefix(prefix).replace("-", "_")
+    return SandboxId(found) if name.startswith(prefix) and is_sandbox_id(found) else None
 
 
 def has_labels(machine: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
