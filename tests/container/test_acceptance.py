@@ -20,7 +20,7 @@ import pytest
 from sandkasten import Agents, Sandbox, StoredFiles
 from tests import built_images
 from tests.container.conftest import KEY
-from tests.deploy.test_compose import _lacks
+from tests.deploy.capabilities import lacking
 from tests.engines import stock
 from tests.patience import PATIENCE_S
 
@@ -335,11 +335,11 @@ def test_a_daemon_can_use_a_sidecar_engine(host, daemon_image):
 
 def _privileged() -> list[str]:
     """Return `--privileged` without the capabilities that this machine lacks."""
-    lacking = _lacks()
-    if not lacking:
+    missing = lacking()
+    if not missing:
         return ["--privileged"]
     return [
-        *("--cap-add", "ALL", *(word for name in lacking for word in ("--cap-drop", name))),
+        *("--cap-add", "ALL", *(word for name in missing for word in ("--cap-drop", name))),
         *("--security-opt", "seccomp=unconfined", "--security-opt", "systempaths=unconfined"),
         *("--device-cgroup-rule", "a *:* rwm"),
     ]
