@@ -61,6 +61,8 @@ compile compat.txt requirements/compat.in --constraint requirements/dev.txt \
 for wanted in requirements/frameworks/*.in; do
     framework "$(basename "$wanted" .in)" "${@}"
 done
+# Also in an environment of its own: its GraphQL library excludes the one that tests of the API need.
+compile dagger.txt pyproject.toml --extra dagger --no-strip-extras
 compile previews.txt requirements/previews.in
 compile go.txt requirements/go.in
 compile s3-server.txt requirements/s3-server.in

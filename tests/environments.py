@@ -103,6 +103,11 @@ def _install_sandkasten(python: Path) -> None:
         _install(python, "--no-deps", "--no-index", "--force-reinstall", str(wheel))
 
 
+def dagger() -> Path:
+    """Dagger's library, for the dagger backend."""
+    return environment("dagger")
+
+
 def compat() -> Path:
     """Another implementation's client."""
     return environment("compat")

@@ -46,8 +46,8 @@ SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64"
 MODULES = ("sandkasten.cli", "tests.unisolated", "tests.cli.start_probe")
 _REPOSITORY = Path(__file__).resolve().parents[1]
 # Programs of their own, which replace modules of others when they are imported.
-# The last one runs inside sandboxes, by an interpreter that has ipykernel.
-_NOT_IMPORTED = ("__main__", "evaluator", "bash_kernel")
+# The last two run by other interpreters: one that has ipykernel, and one that has Dagger's library.
+_NOT_IMPORTED = ("__main__", "evaluator", "bash_kernel", "session_program")
 # Its modules need frameworks that are not installed here.
 _ADAPTERS = "sandkasten.integrations."
 _LARGEST = 1 << 18

@@ -28,6 +28,7 @@ _ENVIRONMENTS: tuple[Callable[[], Path], ...] = (
     environments.typescript,
     *(
         (
+            environments.dagger,
             environments.examples,
             environments.previews,
             environments.vite,

@@ -18,7 +18,7 @@ from sandkasten.cli.options import network_of
 from sandkasten.cli.output import age, painted, paragraph, report, size, visible
 from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import Remote, pick, side
-from sandkasten.daemon.settings.core_settings import BACKENDS
+from sandkasten.daemon.settings.backends.backend_names import BACKENDS
 from sandkasten.errors import BuildFailed, InvalidRequest, SessionNotFound
 from sandkasten.images.image_names import ALIASES, HOST
 from tests.cli.conftest import COMMAND

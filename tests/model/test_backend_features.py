@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.daemon.settings.core_settings import BACKENDS
+from sandkasten.daemon.settings.backends.backend_names import BACKENDS
 from sandkasten.model.backends.backend_features import (
     ALL_LIMITS,
     ALL_NETWORKS,

@@ -73,6 +73,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "modal": frozenset({"backends"}),
     "modal_proto": frozenset({"backends"}),
     "grpclib": frozenset({"backends"}),
+    "dagger": frozenset({"backends"}),
     "cel": frozenset({"agents"}),
     "dotpromptz": frozenset({"agents"}),
     "dotpromptz_handlebars": frozenset({"agents"}),

@@ -212,12 +212,7 @@ def _bwrap_args(spec: CellSpec, info_fd: int) -> list[str]:
     limits, user = spec.limits, str(user_id(spec))
     args = ["--unshare-user", "--uid", user, "--gid", user, "--unshare-pid", "--unshare-net"]
     args += ["--die-with-parent", "--new-session", "--as-pid-1", "--info-fd", str(info_fd)]
-    args += ["--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc"]
-    for name, target in _root().links:
-        args += ["--symlink", target, f"/{name}"]
-    for name in _root().directories:
-        args += ["--ro-bind", f"/{name}", f"/{name}"]
-    args += ["--proc", "/proc", "--dev", "/dev"]
+    args += host_root_args()
     args += ["--perms", "1777", "--size", str(limits.tmp_bytes), "--tmpfs", TMP]
     if spec.workspace is not None:
         args += ["--bind", spec.workspace.path, WORKSPACE]
@@ -233,6 +228,16 @@ def _bwrap_args(spec: CellSpec, info_fd: int) -> list[str]:
     for name, value in base_environment(spec).items():
         args += ["--setenv", name, value]
     return args
+
+
+def host_root_args() -> list[str]:
+    """Return bubblewrap's arguments for the host's programs, /proc and /dev."""
+    args = ["--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc"]
+    for name, target in _root().links:
+        args += ["--symlink", target, f"/{name}"]
+    for name in _root().directories:
+        args += ["--ro-bind", f"/{name}", f"/{name}"]
+    return [*args, "--proc", "/proc", "--dev", "/dev"]
 
 
 @cache

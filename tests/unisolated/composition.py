@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.daemon import backend_registry
-from sandkasten.daemon.settings import core_settings
+from sandkasten.daemon.settings.backends import backend_names
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
@@ -26,9 +26,9 @@ REPOSITORY: Final = Path(__file__).resolve().parents[2]
 
 def install() -> None:
     """Twice is fine."""
-    if NAME in core_settings.BACKENDS:
+    if NAME in backend_names.BACKENDS:
         return
-    core_settings.BACKENDS = (*core_settings.BACKENDS, NAME)
+    backend_names.BACKENDS = (*backend_names.BACKENDS, NAME)
     open_others = backend_registry.open_backing
 
     def open_backing(

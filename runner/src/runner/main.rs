@@ -21,6 +21,7 @@ mod processes;
 mod python_alias;
 mod relay;
 mod ring;
+mod script;
 mod server;
 mod set_id_filter;
 mod shell;
@@ -48,6 +49,7 @@ const USAGE: &str = "sandkasten-runner (--listen-fd N | --listen PATH | --receiv
 [--state-dir DIR] [--workspace DIR] [--home DIR] [--shell PROGRAM] [--no-set-id] [--open-files N] \
 [--gate-port N]
        sandkasten-runner --as UID:GID[,GID]... PROGRAM [ARGUMENT]...
+       sandkasten-runner --script FILE ANSWERS MAX_BYTES [NAME=VALUE]... -- [OPTION]...
        sandkasten-runner --copy DIR DIR | --relay PATH|PORT | --erase PATH | --install PATH | --posture | --describe | --version";
 
 #[derive(Default)]
@@ -122,6 +124,11 @@ fn main() {
             fail(code, &message);
         }
     }
+    if let [mode, input, output, most, rest @ ..] = arguments.as_slice() {
+        if mode == "--script" {
+            return script(input, output, most, rest);
+        }
+    }
     let options = match parse(arguments) {
         Ok(options) => options,
         Err(message) => fail(2, &format!("{message}\nusage: {USAGE}")),
@@ -153,6 +160,26 @@ fn run_as(ids: &str, program: &OsString, arguments: &[OsString]) -> (i32, String
         code,
         format!("cannot run {}: {error}", program.to_string_lossy()),
     )
+}
+
+/// Run a script. Like a relay, it runs beside user code.
+fn script(input: &OsString, output: &OsString, most: &OsString, rest: &[OsString]) {
+    forbid_dumps();
+    let split = rest.iter().position(|word| word == "--");
+    let split =
+        split.unwrap_or_else(|| fail(2, "--script requires -- before the runner's options"));
+    let number = most.to_string_lossy().parse();
+    let most_bytes = number.unwrap_or_else(|_| fail(2, "--script requires a number of bytes"));
+    let script = script::Script {
+        input,
+        output,
+        most_bytes,
+        env: &rest[..split],
+        options: &rest[split + 1..],
+    };
+    if let Err(message) = script::run(&script) {
+        fail(1, &message);
+    }
 }
 
 /// Copy this program, for a Pod whose image does not have it. The copy appears whole.

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
     Complete = Callable[[str], list[str]]
 
-BACKENDS: Final = ("local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b", "modal")
+BACKENDS: Final = (
+    "local", "oci", "gvisor", "docker", "kubernetes", "dagger", "fly", "e2b", "modal",
+)  # fmt: skip
 ALIASES: Final = ("base", "bash", "host", "linux", "node", "python", "shell")
 
 

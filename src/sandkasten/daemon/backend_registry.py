@@ -1,7 +1,7 @@
 """The registry of backends: add a backend here, and it can be named in settings and requests.
 
 Its strength is listed in `model/sandbox/isolation_levels.py`, its name in `BACKENDS` of
-`daemon/settings/core_settings.py` and of `cli/completions.py`; `doctor` lists it in
+`daemon/settings/backends/backend_names.py` and of `cli/completions.py`; `doctor` lists it in
 `engine/lifecycle/isolation_tiers.py`. Most processes need one backend, so the others are imported
 on first use. A backend whose directory does not exist owns nothing, so a sweep need not import it
 either. One that cannot be opened reports the reason in `probe`; other calls raise
@@ -34,6 +34,7 @@ from sandkasten.ports import (
     Places,
     RefusesNetworks,
     Remote,
+    RunsOnce,
     StartsSlowly,
 )
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
+    from sandkasten.model.sandbox.oneshot_values import RunOrder, RunOutcome
     from sandkasten.ports import Backend, Cell, EventSink, Store, Workspaces
 
 # A specification of devices nests deeper than settings, and so does a kubeconfig.
@@ -203,6 +205,18 @@ class LazyImageBackend(LazyBackend):
             backend.note_place(sandbox_id, place)
 
 
+class LazyRunBackend(LazyImageBackend):
+    """A lazy backend that is a `ports.RunsOnce`; the engine tests for it."""
+
+    async def run(self, order: RunOrder) -> RunOutcome:
+        backend: Backend = await asyncio.to_thread(self._open)
+        if not isinstance(backend, RunsOnce):
+            raise InternalError(
+                f"backend {self._name} keeps sandboxes", hint="open it as a LazyBackend"
+            )
+        return await backend.run(order)
+
+
 @dataclass(frozen=True, slots=True)
 class Backing:
     """The parts below an engine: backends, the ledger of their sandboxes, named workspaces."""
@@ -223,7 +237,7 @@ def shared_backends(settings: Settings) -> frozenset[str]:
 def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> Backing:
     """Open the default backend; import the others when a request names them."""
     from sandkasten.backends.local import LocalBackend
-    from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend
+    from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend, LazyRunBackend
     from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
     from sandkasten.store.ledger_directory import DirectoryStore
 
@@ -270,6 +284,12 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         provider = partial(ModalProvider, settings.modal)
         return _cloud(data_dir, "modal", settings.modal.cloud, provider)
 
+    def dagger() -> Backend:
+        from sandkasten.backends.dagger.backend import DaggerBackend
+        from sandkasten.images.store_packer import StorePacker
+
+        return DaggerBackend(data_dir, settings.dagger, packer=StorePacker(layers))
+
     # With a name of its own, an installation may own Pods that another data directory made.
     shared = data_dir if settings.kubernetes.installation else data_dir / "kubernetes"
     backends: dict[str, Backend] = {
@@ -281,6 +301,7 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         "fly": LazyImageBackend("fly", data_dir / "fly", fly),
         "e2b": LazyImageBackend("e2b", data_dir / "e2b", partial(_with_extra, "e2b", e2b)),
         "modal": LazyImageBackend("modal", data_dir / "modal", modal),
+        "dagger": LazyRunBackend("dagger", data_dir / "dagger", dagger),
     }
     for name, options in settings.docker_engines.items():
         backends[name] = docker(name, DockerSettings(options))

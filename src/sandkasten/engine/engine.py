@@ -165,7 +165,7 @@ class Engine:
             handles=self._handles,
             store=store,
             planner=planner,
-            entries=Admission(store, claims, self._session_journal, self.quotas, engines),
+            entries=Admission(store, claims, self._session_journal, self.quotas, engines, clock),
             session_journal=self._session_journal,
             clock=clock,
             events=events,

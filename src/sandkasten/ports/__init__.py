@@ -42,6 +42,7 @@ from sandkasten.ports.isolation import (
     RefusesNetworks,
     Remote,
     Resizes,
+    RunsOnce,
     StartsSlowly,
     Workbench,
 )
@@ -112,6 +113,7 @@ __all__ = [
     "RefusesNetworks",
     "Resizes",
     "Remote",
+    "RunsOnce",
     "StartsSlowly",
     "Runs",
     "Site",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.inspection import Inspection
     from sandkasten.model.sandbox.limits import Limits, Unenforced
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
+    from sandkasten.model.sandbox.oneshot_values import RunOrder, RunOutcome
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage
 
@@ -64,6 +65,21 @@ class Backend(Protocol):
         """Return every id for which this backend still holds anything, alive or not.
 
         One with several `Places` leaves out those that it cannot list now, unless it can list none.
+        """
+        ...
+
+
+@runtime_checkable
+class RunsOnce(Protocol):
+    """A backend that cannot keep a sandbox: it runs one command to its end, and that is all.
+
+    It is used by one-shots alone. As a `Backend`, it refuses to create a cell and owns nothing.
+    """
+
+    async def run(self, order: RunOrder) -> RunOutcome:
+        """Run our runner with the order's script to its end. When this returns or raises, also by
+        a cancellation, nothing of it runs any more. Raise BackendUnavailable if the engine failed,
+        and UnsupportedByBackend for what it cannot do.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.daemon.settings.backends.backend_names import backend_name
 from sandkasten.daemon.settings.backends.backend_rule_settings import (
     backend_rules,
     show_backend_rules,
@@ -18,7 +19,6 @@ from sandkasten.daemon.settings.setting_parsers import (
     gpu_count,
     image,
     image_list,
-    invalid,
     module_list,
     mount_list,
     package_url,
@@ -38,7 +38,6 @@ from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.images.packages.package_rules import address as without_credentials
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.backends.docker_engines import ENGINE_NAME, ENGINE_PREFIX
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PULL_MODES, PullLimits
 from sandkasten.model.journal_rows import RecordingRules, Retention
@@ -46,10 +45,9 @@ from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules
 from sandkasten.model.sandbox.gpus import ALL
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
 from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS
-from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sandkasten.images.registry.registry_credentials import Access
@@ -57,30 +55,8 @@ if TYPE_CHECKING:
     from sandkasten.model.backends.backend_rules import BackendRule
     from sandkasten.model.images.pull_rules import PullMode
 
-BACKENDS: tuple[str, ...] = (
-    "local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b", "modal",
-)  # fmt: skip
 # Longer than a large wheel takes on a slow line.
 _MAX_INSTALL_S = 86_400.0
-
-
-def backend_name(name: str, value: object) -> str:
-    """Accept also `docker/NAME`; `check_backend` compares it with the named engines."""
-    if isinstance(value, str) and value.startswith(ENGINE_PREFIX):
-        if ENGINE_NAME.match(value.removeprefix(ENGINE_PREFIX)):
-            return value
-        raise invalid(name, "docker/NAME", value, "write a name of backends.docker.engines")
-    return choice(*BACKENDS)(name, value)
-
-
-def check_backend(backend: str, engines: Collection[str], setting: str = "backend") -> None:
-    """Raise InvalidConfiguration for a named engine that the settings do not have."""
-    if backend.startswith(ENGINE_PREFIX) and "=" not in backend and backend not in engines:
-        raise InvalidConfiguration(
-            f"{setting} is {backend}, which backends.docker.engines does not have",
-            hint=did_you_mean(backend, (*BACKENDS, *engines)),
-            setting=setting,
-        )
 
 
 @dataclass(frozen=True, slots=True)

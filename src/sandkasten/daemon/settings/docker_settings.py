@@ -326,9 +326,9 @@ def docker_settings(
     origins: Mapping[str, Origin],
     environ: Mapping[str, str],
     *,
-    default: bool,
+    backend: str,
 ) -> DockerSettings:
-    """`default`: whether docker is the default backend."""
+    """`backend`: the default backend. Station's engine mode is about that one."""
     try:
         return DockerSettings(_options(engine, environ))
     except InvalidConfiguration as exc:
@@ -336,7 +336,8 @@ def docker_settings(
             message = exc.message.replace(_SECTION, STATION_HOST, 1)
             raise InvalidConfiguration(message, hint=exc.hint, **exc.details) from exc
         sources = [origins[one.name].origin for one in settings_of(EngineSettings)]
-        if default or not all(source.startswith(_FOREIGN) for source in sources):
+        foreign = (*_FOREIGN, "env STATION_") if backend == "dagger" else _FOREIGN
+        if backend == "docker" or not all(source.startswith(foreign) for source in sources):
             raise
         return DockerSettings(trouble=exc)
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from sandkasten.daemon.settings.agent_settings import AgentSettings
+from sandkasten.daemon.settings.backends.backend_names import check_backend
+from sandkasten.daemon.settings.backends.dagger_settings import DaggerSettings
 from sandkasten.daemon.settings.cloud.e2b_settings import E2bSettings
 from sandkasten.daemon.settings.cloud.fly_settings import FlySettings
 from sandkasten.daemon.settings.cloud.modal_settings import ModalSettings
@@ -23,7 +25,6 @@ from sandkasten.daemon.settings.core_settings import (
     PolicySettings,
     PoolSettings,
     RecordSettings,
-    check_backend,
 )
 from sandkasten.daemon.settings.docker_settings import (
     STATION_HOST,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
     from sandkasten.backends.cloud.fly.fly_options import FlyOptions
     from sandkasten.backends.cloud.modal.modal_options import ModalOptions
+    from sandkasten.backends.dagger.dagger_options import DaggerOptions
     from sandkasten.backends.docker.docker_options import DockerOptions
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.images.packages.package_rules import PackageRules
@@ -109,6 +111,7 @@ SECTIONS = (
     FlySettings,
     E2bSettings,
     ModalSettings,
+    DaggerSettings,
     PackageSettings,
     HttpSettings,
     PreviewSettings,
@@ -171,6 +174,7 @@ class Settings:
     e2b: E2bOptions = field(repr=False)
     """Holds the key: never printed."""
     modal: ModalOptions
+    dagger: DaggerOptions
     agents: AgentSettings
     providers: tuple[ProviderEndpoint, ...]
     """Model providers by the prefix of a model's name."""
@@ -370,14 +374,15 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         store=store,
         bucket=source.read(BucketSettings).options(store),
         telemetry=source.read(TelemetrySettings),
-        docker=docker_settings(
-            engine, source.origins, environ, default=general.backend == "docker"
-        ),
+        docker=docker_settings(engine, source.origins, environ, backend=general.backend),
         docker_engines=engines.options(environ),
         kubernetes=cluster.options(general.lifetime_s + pool.rules().oldest_s),
         fly=source.read(FlySettings).options(),
         e2b=source.read(E2bSettings).options(),
         modal=source.read(ModalSettings).options(),
+        dagger=source.read(DaggerSettings).options(
+            source.origins, default=general.backend == "dagger"
+        ),
         agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),
         packages=packages.rules(),

@@ -26,6 +26,7 @@ from sandkasten.engine.commands.exec_spans import (
     trace_result,
     traced,
 )
+from sandkasten.engine.commands.exec_to_end import ExecToEnd
 from sandkasten.engine.commands.exec_user import as_user
 from sandkasten.engine.handles import ExecStart, Handle, Handles
 from sandkasten.errors import (
@@ -77,6 +78,7 @@ class Execution:
     ) -> None:
         """`ceiling`: the operator's `policy.max`, for the output that a command may keep."""
         self._trail = handles.trail
+        self.to_end = ExecToEnd(handles.trail, history, events, ceiling, tracing)
         self._tracing = tracing
         self._handles = handles
         self._history = history

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from sandkasten.ports import Clock, Store
 
 
+# No other process can know the id of a new sandbox yet.
+_LOCK_WAIT_S = 10.0
+
+
 class Admission:
     def __init__(
         self,
@@ -43,7 +47,9 @@ class Admission:
         session_journal: SessionJournal,
         quotas: TenantQuotas,
         engines: EngineChoice,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self.engines = engines
         self._store = store
         self._claims = claims
@@ -102,6 +108,34 @@ class Admission:
         need = Need(network=plan.spec.network) if quota is None else await self._quotas.need(plan)
         async with self._quotas.admitted(plan.tenant, quota, need) as network:
             yield network
+
+    @asynccontextmanager
+    async def recorded(
+        self, plan: SandboxPlan, quota: TenantQuota | None, remover: Remover
+    ) -> AsyncIterator[tuple[Record, SandboxPlan]]:
+        """Write the rows of a run that no backend keeps, and remove them after the block.
+
+        The row says `creating` all the time, and its lock is held: for other processes it is a
+        sandbox that is being made. If this process dies, a reaper finds nothing but the row.
+        """
+        record = new_record(plan, "cold", self._clock, f"backend {plan.backend.name} has no pool")
+        async with self._store.lock(record.id, wait_s=_LOCK_WAIT_S):
+            record, plan = await self.write(record, plan, quota, remover)
+            reason = ""
+            try:
+                await self._session_journal.runs(record)
+                yield record, plan
+            except BaseException as exc:
+                reason = not_made(exc)
+                raise
+            finally:
+                await finish(self._ended(record, reason))
+
+    async def _ended(self, record: Record, reason: str) -> None:
+        await self._session_journal.ended(record.id, "destroyed", reason)
+        self._session_journal.removed(record, "destroyed", reason)
+        with suppress(QuotaExceeded, InternalError):
+            await self._store.drop(record.id, record)
 
     async def _claimed(
         self,

@@ -9,6 +9,7 @@ BackendUnavailable; measures by creating and destroying real sandboxes.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.engine.lifecycle.backend_survey import readiness_of
@@ -24,6 +25,7 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
+from sandkasten.ports import RunsOnce
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,8 +128,8 @@ class IsolationTiers:
                 one
                 for one in self._backends.values()
                 if (has_engine(one.name) is handed or strength(one.name) > strength(self._default))
-                # A named engine is never a substitute.
-                and (one.name == self._default or not one.name.startswith(ENGINE_PREFIX))
+                # A named engine is never a substitute, nor is one that only runs a command.
+                and (one.name == self._default or not _is_special(one))
             ),
             key=lambda one: (-strength(one.name), one.name != self._default, one.name),
         )
@@ -172,6 +174,10 @@ class IsolationTiers:
         return readiness
 
 
+def _is_special(backend: Backend) -> bool:
+    return backend.name.startswith(ENGINE_PREFIX) or isinstance(backend, RunsOnce)
+
+
 def _unready(name: str, found: Readiness) -> BackendUnavailable:
     return BackendUnavailable(
         f"backend {name} is not ready: {found.reason or 'something it needs is missing'}",
@@ -204,7 +210,11 @@ class TierSurvey:
         ready one.
         """
         image = await self._some_image()
-        lines = [await self._tier("", CreateRequest(), measure)]
+        if isinstance(self._backends.get(self._default), RunsOnce):
+            # It makes no sandbox that could be planned or measured.
+            lines = [replace(await self._looked_at(self._default), default=True)]
+        else:
+            lines = [await self._tier("", CreateRequest(), measure)]
         default = lines[0].backend
         if "local" in self._backends:
             if default != "local":

@@ -43,6 +43,7 @@ from sandkasten.model.sandbox.network_policy import (
     unreachable_rules,
     unsupported_network,
 )
+from sandkasten.model.sandbox.oneshot_values import check_run_only
 from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX, checked_packages, environment
 from sandkasten.model.sandbox.policy import (
     Lease,
@@ -57,7 +58,7 @@ from sandkasten.model.sandbox.policy import (
 )
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.workspace import WorkspaceRequest, plain_name, workspace_request
-from sandkasten.ports import KeepsImages, RefusesNetworks, Watchful
+from sandkasten.ports import KeepsImages, RefusesNetworks, RunsOnce, Watchful
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,6 +118,7 @@ class Planner:
         sites: Sites | None = None,
         joins: Record | None = None,
         chosen: Chosen | None = None,
+        once: bool = False,
     ) -> SandboxPlan:
         """Check everything that can be checked before anything is made.
 
@@ -126,6 +128,7 @@ class Planner:
         `joins` is the existing session that the request leads to: its image is not looked for.
         `chosen` has the backend of a client's request; without it, the rules of `policy.backends`
         do not apply.
+        `once`: for one run, which is all that some backends can do.
         """
         check_enabled(self._policy)
         options = request.options
@@ -148,11 +151,15 @@ class Planner:
             chosen = await self.choice.unruled(request)
         backend = chosen.backend
         check_mounts_on(rules, backend.name)
-        refusal = None if network.closed else await _network_refusal(backend, network)
+        if isinstance(backend, RunsOnce):
+            check_run_only(backend.name, once=once, profile=profile, workspace=workspace)
+        refusal = await _network_refusal(backend, network)
         if refusal is not None:
-            if options.network is not None:
+            if options.network is not None or network.closed:
                 raise refusal
             network = CLOSED
+            if isinstance(backend, RunsOnce) and await _network_refusal(backend, network):
+                raise refusal
         inspection = await self._secrets.inspection(network, tenant)
         if inspection is not None:
             check_environment(inspection.secrets, env)
@@ -185,7 +192,8 @@ class Planner:
         # Last, because it may take minutes: what can be refused was refused by now.
         sets: Sequence[PackageSet] = ()
         if packages:
-            sets = await self._provided(packages, rules, spec, backend.name, sites, tenant)
+            site = "local" if isinstance(backend, RunsOnce) else backend.name
+            sets = await self._provided(packages, rules, spec, site, sites, tenant)
         if sets:
             spec = _with_packages(spec, sets)
             if isinstance(backend, KeepsImages):
@@ -372,6 +380,14 @@ class Planner:
                 image=name,
             )
         sought = " or ".join(there.names)
+        if isinstance(keeper, RunsOnce):
+            raise ImageNotFound(
+                f"image {name} is not in the store, and backend {backend} does not pull it "
+                f"(looked for {sought})",
+                hint="bring it into the store (sandkasten image build, import or pull), or set "
+                f"backends.{backend}.pull: missing",
+                image=name,
+            )
         last = there.names[-1]
         raise ImageNotFound(
             f"image {name} is neither in the store nor in the Docker Engine of backend {backend} "
@@ -385,7 +401,10 @@ class Planner:
 
 
 async def _network_refusal(backend: Backend, policy: NetworkPolicy) -> UnsupportedByBackend | None:
-    if not has_network(backend.name):
+    # A backend of sandboxes can always give none; one that only runs has its engine's network.
+    if policy.closed and not isinstance(backend, RunsOnce):
+        return None
+    if not policy.closed and not has_network(backend.name):
         return unsupported_network(backend.name)
     if not isinstance(backend, RefusesNetworks):
         return None

@@ -105,7 +105,7 @@ class Sandboxes:
         self.pool: WarmPool
         """Set once by the engine: the pool needs this object."""
         self._tracing = tracing
-        self._entries = entries
+        self.entries = entries
         self._session_journal = session_journal
         self._handles = handles
         self._store = store
@@ -138,7 +138,7 @@ class Sandboxes:
         any_image: bool,
     ) -> Info | None:
         """Return None if the session to join ended meanwhile: there is no image for a new one."""
-        request = await self._entries.engines.of_session(request, session_key_of(request))
+        request = await self.entries.engines.of_session(request, session_key_of(request))
         living = await self._living(request, any_image=any_image)
         joins = living if any_image or request.options.image is None else None
 
@@ -180,7 +180,7 @@ class Sandboxes:
         self, request: CreateRequest, *, sites: Sites | None = None, any_image: bool = False
     ) -> None:
         """Raise what `create` would raise before it makes anything."""
-        request = await self._entries.engines.of_session(request, session_key_of(request))
+        request = await self.entries.engines.of_session(request, session_key_of(request))
         living = await self._living(request, any_image=any_image)
         joins = living if any_image or request.options.image is None else None
 
@@ -230,7 +230,7 @@ class Sandboxes:
         self, record: Record, plan: SandboxPlan, quota: TenantQuota | None = None
     ) -> Record:
         async with self._store.lock(record.id, wait_s=LOCK_WAIT_S):
-            record, plan = await self._entries.write(record, plan, quota, self)
+            record, plan = await self.entries.write(record, plan, quota, self)
             try:
                 # From now on the row protects the image; check that it was not removed just before.
                 await self._planner.check_present(plan)

@@ -7,7 +7,7 @@ are not followed, and what is left out is listed with the reason.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sandkasten.errors import FileError, NotFound, PolicyDenied
 from sandkasten.lazy_dataclass import dataclass
@@ -15,10 +15,9 @@ from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.oneshot_values import Artifact
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
-    from sandkasten.engine.storage.sandbox_files import FileOperations
-    from sandkasten.model.files.file_entries import FileEntry
+    from sandkasten.model.files.file_entries import FileContent, FileEntry, Listing
     from sandkasten.model.files.globs import Glob
     from sandkasten.model.sandbox.ledger_record import Record
 
@@ -30,6 +29,30 @@ MAX_LISTED = 100_000
 _NAMES_PER_TURN = 500
 
 
+class WorkspaceFiles(Protocol):
+    """The files of a run: those of a sandbox, or those that a run left behind."""
+
+    async def list(
+        self,
+        sandbox_id: str,
+        path: str = ...,
+        *,
+        recursive: bool = ...,
+        limit: int = ...,
+        cursor: str | None = ...,
+    ) -> Listing: ...
+    async def read(self, sandbox_id: str, path: str, *, limit: int | None = ...) -> FileContent: ...
+
+
+@runtime_checkable
+class Prefetches(Protocol):
+    """Files that are read together, because each request takes long."""
+
+    async def prefetch(self, entries: Sequence[FileEntry], limit: int) -> None:
+        """Read at most `limit` bytes of each file, for `read`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CollectedArtifacts:
     artifacts: tuple[Artifact, ...]
@@ -37,7 +60,7 @@ class CollectedArtifacts:
 
 
 async def collect_artifacts(
-    files: FileOperations, record: Record, globs: tuple[Glob, ...], *, leave_out: str
+    files: WorkspaceFiles, record: Record, globs: tuple[Glob, ...], *, leave_out: str
 ) -> CollectedArtifacts:
     """Return the regular files of the workspace that match. `leave_out` is the code itself."""
     most = record.limits.artifacts
@@ -60,6 +83,8 @@ async def collect_artifacts(
     if matched > len(kept):
         warnings.append(f"{matched - len(kept)} more artifacts were left out (at most {most})")
     room, artifacts = MAX_ARTIFACTS_BYTES, list[Artifact]()
+    if isinstance(files, Prefetches):
+        await files.prefetch(_readable(kept, record.limits.artifact_bytes), room)
     for entry in kept:
         artifact = await _read(files, record, entry, room)
         room -= len(artifact.data or b"")
@@ -67,7 +92,18 @@ async def collect_artifacts(
     return CollectedArtifacts(tuple(artifacts), tuple(warnings))
 
 
-async def _tree(files: FileOperations, sandbox_id: str) -> AsyncIterator[FileEntry]:
+def _readable(entries: Sequence[FileEntry], most: int) -> list[FileEntry]:
+    """Return the files that fit the limits, as `_read` decides it."""
+    room = MAX_ARTIFACTS_BYTES
+    found: list[FileEntry] = []
+    for entry in entries:
+        if entry.size <= min(most, room):
+            room -= entry.size
+            found.append(entry)
+    return found
+
+
+async def _tree(files: WorkspaceFiles, sandbox_id: str) -> AsyncIterator[FileEntry]:
     cursor: str | None = None
     while True:
         page = await files.list(sandbox_id, WORKSPACE, recursive=True, limit=5000, cursor=cursor)
@@ -78,7 +114,7 @@ async def _tree(files: FileOperations, sandbox_id: str) -> AsyncIterator[FileEnt
             return
 
 
-async def _read(files: FileOperations, record: Record, entry: FileEntry, room: int) -> Artifact:
+async def _read(files: WorkspaceFiles, record: Record, entry: FileEntry, room: int) -> Artifact:
     name, most = _name(entry), record.limits.artifact_bytes
     if entry.size > most:
         return Artifact(name, entry.size, omitted_reason=f"larger than {most} bytes")

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
 from sandkasten.engine.oneshot.artifacts import collect_artifacts
 from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, PYTHON, PYTHON_MAIN
+from sandkasten.engine.oneshot.run_events import RunEvents
+from sandkasten.engine.oneshot.run_to_end import RunToEnd
 from sandkasten.errors import (
-    Cancelled,
     CommandNotFound,
     InvalidRequest,
     PayloadTooLarge,
@@ -30,18 +31,15 @@ from sandkasten.model.environment import text_bytes
 from sandkasten.model.files.globs import Glob, compile_globs
 from sandkasten.model.files.sandbox_paths import workspace_member
 from sandkasten.model.numbers import number
-from sandkasten.model.runs.run_values import new_run_id
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest, RunResult, oneshot_timeout
 from sandkasten.model.sandbox.policy import public_limits
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
-from sandkasten.ports import UNTRACED
+from sandkasten.ports import UNTRACED, RunsOnce
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sandkasten.engine.commands.execution import Execution
     from sandkasten.engine.lifecycle.backend_choice import Chosen
     from sandkasten.engine.lifecycle.planner import Planner, SandboxPlan
@@ -98,57 +96,6 @@ class _Job:
     exec: ExecRequest
 
 
-class _RunEvents:
-    """The two events of one run, under one id; the second also for a run that failed or was
-    cancelled.
-    """
-
-    def __init__(
-        self, events: EventSink | None, request: RunRequest, job: _Job, plan: SandboxPlan
-    ) -> None:
-        self._events = events
-        self.run_id = new_run_id()
-        self.timeout_s = oneshot_timeout(job.exec.timeout_seconds, plan.spec.limits)
-        self._about: dict[str, str | int | float | bool | None] = {
-            "run": self.run_id,
-            "agent_run": request.agent_run_id,
-            "tenant": plan.tenant,
-            "runtime": job.name,
-            "image": plan.spec.image.name,
-            "backend": plan.backend.name,
-        }
-        self._over = False
-        self._emit("sandbox_run_started", {"timeout_seconds": self.timeout_s})
-
-    def finished(self, answer: RunResult, result: ExecResult) -> None:
-        self._over = True
-        self._emit(
-            "sandbox_run_finished",
-            {
-                "sandbox": answer.sandbox_id,
-                "ok": answer.ok,
-                "status": result.status,
-                "exit_code": answer.exit_code,
-                "duration_ms": answer.duration_ms,
-                "stdout_bytes": result.stdout_bytes,
-                "stderr_bytes": result.stderr_bytes,
-                "artifacts": len(answer.artifacts),
-                "error": None,
-            },
-        )
-
-    def failed(self, exc: BaseException) -> None:
-        if self._over:
-            return
-        code = exc.code if isinstance(exc, SandkastenError) else type(exc).__name__
-        error = Cancelled.code if isinstance(exc, asyncio.CancelledError) else code
-        self._emit("sandbox_run_finished", {"ok": False, "exit_code": None, "error": error})
-
-    def _emit(self, event: str, fields: Mapping[str, str | int | float | bool | None]) -> None:
-        if self._events is not None:
-            self._events.emit(event, {**self._about, **fields})
-
-
 class OneShot:
     def __init__(
         self,
@@ -189,9 +136,9 @@ class OneShot:
     ) -> RunResult:
         job = _checked(request)
 
-        async def connect(chosen: Chosen) -> tuple[SandboxPlan, _RunEvents, Record]:
+        async def connect(chosen: Chosen) -> tuple[SandboxPlan, RunEvents, Record | None]:
             plan = await self._plan(request, job, chosen)
-            told = _RunEvents(self._events, request, job, plan)
+            told = RunEvents(self._events, request, job.name, job.exec.timeout_seconds, plan)
             span.set(
                 {
                     "sandbox.image": plan.spec.image.name,
@@ -200,6 +147,8 @@ class OneShot:
                     "sandbox.run_id": told.run_id,
                 }
             )
+            if isinstance(plan.backend, RunsOnce):
+                return plan, told, None
             try:
                 with self._tracing.span("sandbox.connect") as connecting:
                     record = await self._sandboxes.acquire(plan, quota)
@@ -213,6 +162,8 @@ class OneShot:
         asked = _create_request(request, job)
         plan, told, record = await self._planner.choice.on_available(asked, connect)
         try:
+            if record is None:
+                return await self._run_once(plan, job, quota, told, show, span)
             span.set({"sandbox.id": record.id})
             try:
                 return await self._compute(record, job, plan, told, show, span)
@@ -224,6 +175,22 @@ class OneShot:
         except BaseException as exc:
             told.failed(exc)
             raise
+
+    async def _run_once(
+        self,
+        plan: SandboxPlan,
+        job: _Job,
+        quota: TenantQuota | None,
+        told: RunEvents,
+        show: ChunkReader | None,
+        span: Span,
+    ) -> RunResult:
+        entries = self._sandboxes.entries
+        async with entries.recorded(plan, quota, self._sandboxes) as (record, granted):
+            span.set({"sandbox.id": record.id})
+            await self._planner.check_present(granted)
+            once = RunToEnd(record, granted, self._execution.to_end, self._tracing)
+            return await self._compute(record, job, granted, told, show, span, once)
 
     async def check(self, request: RunRequest) -> None:
         """Raise what `run` would raise before it makes anything."""
@@ -243,6 +210,7 @@ class OneShot:
             otherwise=job.runtime.image,
             sites=self._sites,
             chosen=chosen,
+            once=True,
         )
         limits = plan.spec.limits
         checked_command(job.exec, limits, "sh")
@@ -264,12 +232,16 @@ class OneShot:
         record: Record,
         job: _Job,
         plan: SandboxPlan,
-        told: _RunEvents,
+        told: RunEvents,
         show: ChunkReader | None,
         span: Span,
+        once: RunToEnd | None = None,
     ) -> RunResult:
         try:
-            result = await self._write_and_run(record, job, plan, show)
+            if once is not None:
+                result = await once.execute(job.exec, job.files, show, listed=bool(job.globs))
+            else:
+                result = await self._write_and_run(record, job, plan, show)
         except CommandNotFound as exc:
             raise CommandNotFound(
                 f"there is no {job.runtime.program[0]} in image {record.image}",
@@ -281,12 +253,11 @@ class OneShot:
         with self._tracing.span("sandbox.collect_outputs") as collecting:
             collecting.set(output_attributes(result))
         artifacts: tuple[Artifact, ...] = ()
-        warnings = record.warnings
+        warnings = record.warnings + (once.warnings if once is not None else ())
         with self._tracing.span("sandbox.collect_artifacts") as collecting:
             if job.globs and result.status != "lost":
-                collected = await collect_artifacts(
-                    self._files, record, job.globs, leave_out=job.main
-                )
+                files = self._files if once is None else once.files
+                collected = await collect_artifacts(files, record, job.globs, leave_out=job.main)
                 artifacts = collected.artifacts
                 warnings += collected.warnings
             collecting.set({"sandbox.artifacts_count": len(artifacts)})

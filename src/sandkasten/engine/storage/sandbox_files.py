@@ -120,7 +120,7 @@ class FileOperations:
             limit = whole("limit", limit, low=0, high=_MAX_OFFSET)
         fields = self._range(path, offset, limit)
         async with self._opened(sandbox_id, path, fields, hold=True) as file:
-            yield _entry(file.entry), file.pieces(offset, limit)
+            yield file_entry(file.entry), file.pieces(offset, limit)
 
     @asynccontextmanager
     async def _opened(
@@ -167,14 +167,14 @@ class FileOperations:
             if isinstance(data, bytes | bytearray | memoryview):
                 fields["size"] = len(data)
                 done = await channel.call("fs.write", fields, data=bytes(data))
-                return change.made(_entry(decode_entry(done)))
+                return change.made(file_entry(decode_entry(done)))
             if not isinstance(data, AsyncIterable):
                 raise InvalidRequest("file content must be bytes", hint="encode the string first")
             async with channel.stream("fs.write", fields) as call:
                 async for part in data:
                     await call.send(part)
                 await call.end()
-                return change.made(_entry(decode_entry(await call.result())))
+                return change.made(file_entry(decode_entry(await call.result())))
 
     @asynccontextmanager
     async def _telling_directories(self, sandbox_id: str, path: str) -> AsyncIterator[None]:
@@ -196,7 +196,7 @@ class FileOperations:
 
     async def stat(self, sandbox_id: str, path: str, *, follow: bool = True) -> FileEntry:
         body = await self._call(sandbox_id, "fs.stat", path, self._deny, follow=follow)
-        return _entry(decode_entry(body))
+        return file_entry(decode_entry(body))
 
     async def list(
         self,
@@ -215,7 +215,7 @@ class FileOperations:
         if cursor is not None:
             fields["cursor"] = to_bytes_json(cursor)
         page = decode_page(await self._call(sandbox_id, "fs.list", path, self._deny, **fields))
-        return Listing(tuple(_entry(entry) for entry in page.entries), page.next)
+        return Listing(tuple(file_entry(entry) for entry in page.entries), page.next)
 
     async def attributes(
         self, sandbox_id: str, paths: Sequence[str], *, prefix: str = ""
@@ -262,7 +262,7 @@ class FileOperations:
         change = FileChange("file.mkdir", path)
         async with self._changing(sandbox_id, fields, change) as channel:
             done = await channel.call("fs.mkdir", fields, timeout_s=CALL_TIMEOUT_S)
-        return _entry(decode_entry(done))
+        return file_entry(decode_entry(done))
 
     async def move(
         self, sandbox_id: str, source: str, destination: str, *, overwrite: bool = False
@@ -276,7 +276,7 @@ class FileOperations:
         change = FileChange("file.move", source, {"destination": destination})
         async with self._changing(sandbox_id, fields, change) as channel:
             # A move across file systems copies, which has no useful deadline.
-            return _entry(decode_entry(await channel.call("fs.move", fields)))
+            return file_entry(decode_entry(await channel.call("fs.move", fields)))
 
     async def remove(
         self, sandbox_id: str, path: str, *, recursive: bool = False, missing_ok: bool = False
@@ -448,7 +448,7 @@ class FileOperations:
         return await channel.call(verb, request, timeout_s=CALL_TIMEOUT_S)
 
 
-def _entry(entry: FileStat) -> FileEntry:
+def file_entry(entry: FileStat) -> FileEntry:
     return FileEntry(
         path=entry.path,
         name=entry.name,

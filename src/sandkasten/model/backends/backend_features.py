@@ -210,6 +210,17 @@ FEATURES: Final[Mapping[str, BackendFeatures]] = MappingProxyType(
                 "Modal ends a sandbox after backends.modal.lifetime_seconds.",
             ),
         ),
+        "dagger": BackendFeatures(
+            summary="containers of a Dagger Engine",
+            networks=("none", "full"),
+            packages=True,
+            notes=(
+                "It runs one-shots alone, and their output comes when they have ended.",
+                "A network is that of an engine: backends.dagger.engines.none and .egress.",
+                "Processors, memory, processes and disk are limited for the whole engine.",
+                "Packages are installed by backend local, for images of the store.",
+            ),
+        ),
     }
 )
 _UNKNOWN: Final = BackendFeatures()

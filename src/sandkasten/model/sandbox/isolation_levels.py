@@ -18,18 +18,19 @@ _STRENGTH: Final = {
     "oci": 1,
     "docker": 1,
     "kubernetes": 1,
+    "dagger": 1,
     "fly": 1,
     "e2b": 1,
     "modal": 1,
     "gvisor": 2,
 }
-_ENGINES: Final = frozenset({"docker", "kubernetes", "fly", "e2b", "modal"})
+_ENGINES: Final = frozenset({"docker", "kubernetes", "dagger", "fly", "e2b", "modal"})
 # A Docker Engine and a cluster may still refuse it: `ports.RefusesNetworks`.
 _NETWORKS: Final = frozenset(
-    {"local", "oci", "gvisor", "docker", "kubernetes", "fly", "e2b", "modal"}
+    {"local", "oci", "gvisor", "docker", "kubernetes", "dagger", "fly", "e2b", "modal"}
 )
 # A Docker Engine over TCP without TLS refuses it when a sandbox is created.
-_INSPECTIONS: Final = _NETWORKS - {"kubernetes", "fly", "e2b", "modal"}
+_INSPECTIONS: Final = _NETWORKS - {"kubernetes", "dagger", "fly", "e2b", "modal"}
 _WEAKEST: Final = {"standard": 1, "gvisor": 2}
 
 

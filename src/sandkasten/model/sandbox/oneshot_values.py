@@ -7,6 +7,7 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from sandkasten.errors import UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.commands.exec_values import ExecNetwork, Why  # noqa: TC001
@@ -14,7 +15,11 @@ from sandkasten.model.json_codec import BASE64, OPEN, FileName
 from sandkasten.model.sandbox.sandbox_options import Number, SandboxOptions
 
 if TYPE_CHECKING:
-    from sandkasten.model.sandbox.limits import Limits
+    from collections.abc import Sequence
+
+    from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten.model.sandbox.limits import Limits, Unenforced
+    from sandkasten.model.sandbox.workspace import WorkspaceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +87,50 @@ class RunResult:
     acquire_source: Annotated[Literal["pool", "cold"], OPEN] = "cold"
     acquire_detail: str = ""
     """Why it did not come from the warm pool."""
+
+
+def check_run_only(
+    backend: str, *, once: bool, profile: str, workspace: WorkspaceRequest | None
+) -> None:
+    """Raise UnsupportedByBackend for what a backend that only runs a command to its end lacks."""
+    lacks = ""
+    if not once:
+        lacks = "cannot keep a sandbox: it runs one command to its end"
+    elif profile == "dev":
+        lacks = "has no profile dev"
+    elif workspace is not None:
+        lacks = "has no named workspaces"
+    if lacks:
+        raise UnsupportedByBackend(
+            f"backend {backend} {lacks}",
+            hint="use another backend (backend: local or docker)"
+            if once
+            else "use it for one-shots (sandkasten run, the tool sandbox_run), and another backend "
+            "for sessions (backend: local or docker)",
+            backend=backend,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """What a backend that `ports.RunsOnce` is asked to run."""
+
+    sandbox_id: str
+    spec: CellSpec
+    script: Sequence[bytes | memoryview]
+    """The frames that our runner plays inside; see `wire.script`."""
+    seconds: float
+    """How long the script takes at most, by its own deadlines."""
+    max_answer_bytes: int
+    after: str = ""
+    """The `state` of an earlier order of this run, in whose files this one starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    answers: Sequence[bytes]
+    """The frames with which the runner answered."""
+    state: str = ""
+    """Names the files that the run left, for another order of the same run."""
+    unenforced: tuple[Unenforced, ...] = ()
+    """Limits of the spec that did not hold."""

@@ -1,0 +1,1 @@
+"""One-shots on a Dagger Engine, with Dagger's own library."""

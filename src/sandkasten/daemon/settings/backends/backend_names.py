@@ -1,0 +1,44 @@
+"""The names of backends, in settings that name one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sandkasten.daemon.settings.setting_parsers import choice, invalid
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.backends.docker_engines import ENGINE_NAME, ENGINE_PREFIX
+from sandkasten.model.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+BACKENDS: tuple[str, ...] = (
+    "local",
+    "oci",
+    "gvisor",
+    "docker",
+    "kubernetes",
+    "dagger",
+    "fly",
+    "e2b",
+    "modal",
+)
+
+
+def backend_name(name: str, value: object) -> str:
+    """Accept also `docker/NAME`; `check_backend` compares it with the named engines."""
+    if isinstance(value, str) and value.startswith(ENGINE_PREFIX):
+        if ENGINE_NAME.match(value.removeprefix(ENGINE_PREFIX)):
+            return value
+        raise invalid(name, "docker/NAME", value, "write a name of backends.docker.engines")
+    return choice(*BACKENDS)(name, value)
+
+
+def check_backend(backend: str, engines: Collection[str], setting: str = "backend") -> None:
+    """Raise InvalidConfiguration for a named engine that the settings do not have."""
+    if backend.startswith(ENGINE_PREFIX) and "=" not in backend and backend not in engines:
+        raise InvalidConfiguration(
+            f"{setting} is {backend}, which backends.docker.engines does not have",
+            hint=did_you_mean(backend, (*BACKENDS, *engines)),
+            setting=setting,
+        )

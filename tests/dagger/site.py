@@ -1,0 +1,67 @@
+"""An installation whose one-shots run on Dagger engines of the tests."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.daemon.settings.resolver import load
+from tests import environments, imagekit
+from tests.dagger import programs
+from tests.hostwatch import loopwatch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from sandkasten.engine.engine import Engine
+
+IMAGE = "python:3.11-slim"
+VARIABLES: dict[str, str] = {}
+"""Further variables, by the names that other programs use."""
+
+
+@loopwatch.of_the_test
+def environ(data_dir: Path, **more: str) -> dict[str, str]:
+    """Return the variables of an operator."""
+    told = {
+        "HOME": str(data_dir),
+        "SANDKASTEN_BACKEND": "dagger",
+        "SANDKASTEN_DATA_DIR": str(data_dir),
+        "SANDKASTEN_DAGGER_CLI": str(programs.command_line()),
+        "SANDKASTEN_DAGGER_PYTHON": str(environments.dagger()),
+        "STATION_SANDBOX_ALLOWED_IMAGES": IMAGE,
+        "SANDKASTEN_DEFAULT_IMAGE": IMAGE,
+    }
+    return {
+        **told,
+        **VARIABLES,
+        **{f"SANDKASTEN_{name.upper()}": value for name, value in more.items()},
+    }
+
+
+@asynccontextmanager
+async def opened(
+    data_dir: Path, *, archive: Path | None = None, **more: str
+) -> AsyncIterator[Engine]:
+    """Open an engine of ours with one image. Its sessions keep their files in `data_dir`."""
+    os.makedirs(data_dir, exist_ok=True)
+    before = {name: os.environ.get(name) for name in _HOMES}
+    os.environ.update(dict.fromkeys(_HOMES, str(data_dir)))
+    found = await open_engine(load({}, environ(data_dir, **more), data_dir.parent))
+    try:
+        await found.images.import_archive(str(archive or imagekit.debian_tar()), name=IMAGE)
+        yield found
+    finally:
+        await found.aclose()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# The CLI keeps a configuration and a state, which must not be those of the user.
+_HOMES = ("HOME", *(f"XDG_{name}_HOME" for name in ("CONFIG", "STATE", "CACHE", "DATA")))
