@@ -106,7 +106,7 @@ test-cluster: dev packages-test  ## both suites and tests/cluster on a real Kube
 	@scripts/cluster_build.sh
 	@scripts/test.sh cluster
 
-test-cluster-short: dev packages-test  ## the part of test-cluster that .ci/run runs: both suites, and two replicas
+test-cluster-short: dev packages-test  ## of test-cluster both suites, and two replicas
 	@scripts/cluster_build.sh
 	@scripts/test.sh cluster-short
 

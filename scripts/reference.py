@@ -206,7 +206,9 @@ def backends() -> str:
     def shown(value: object) -> str:
         if isinstance(value, tuple):
             return ", ".join(value) or "–"
-        return {True: "yes", False: "–"}.get(value, str(value))  # type: ignore[call-overload]
+        if isinstance(value, bool):
+            return "yes" if value else "–"
+        return str(value)
 
     lines = [NOTE, "# Backends\n", _BACKENDS_HEAD]
     lines += [

@@ -113,6 +113,13 @@ async def test_an_unknown_image_and_one_that_is_an_option_are_refused(tools):
     assert (await tools.call("open", image="--privileged"))["code"] == "INVALID_IMAGE"
 
 
+async def test_backend_is_used_instead_of_the_default(tools):
+    coding = asks(tools, "{mode: code, backend: local}")
+    assert (await coding.call("exec", cmd="echo here"))["stdout"] == "here\n"
+    unknown = await asks(tools, "{mode: code, backend: lokal}").call("open")
+    assert (unknown["code"], "local" in unknown["hint"]) == ("BACKEND_UNAVAILABLE", True)
+
+
 async def test_hostname_is_the_name_of_the_machine_inside(tools):
     coding = asks(tools, "{mode: code, hostname: builder}")
     assert (await coding.call("exec", cmd="cat /proc/sys/kernel/hostname"))["stdout"] == "builder\n"
