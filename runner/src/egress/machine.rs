@@ -1,6 +1,6 @@
 //! `--machine`: the gate of a sandbox that is a machine of a provider, and the parent of its runner.
 //!
-//! There is no second container: both programs are in the machine, and so is the code of the user. The
+//! Both programs are in one machine, and so is the code of the user: no second container. The
 //! gate is root, the runner another user, and code a third one; all secrets are in directories of root.
 //! The runner fetches its listener as that of a Pod does, and both programs end together. Neither can
 //! gain privileges, so set-user-id programs of the image have no effect.

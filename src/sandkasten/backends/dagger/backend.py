@@ -323,7 +323,7 @@ class DaggerBackend:
             # Its environment is looked at by starting a session.
             found = shutil.which(self._options.python)
             if found is None:
-                state = f"there is no program {self._options.python}"
+                state = f"the program {self._options.python} is missing"
                 return Requirement("library", False, state, "correct backends.dagger.python")
             return Requirement("library", True, f"of {found}")
         if importlib.util.find_spec("dagger") is None:
@@ -338,7 +338,7 @@ class DaggerBackend:
             return Requirement(
                 "cli",
                 False,
-                f"there is no program {self._options.cli}",
+                f"the program {self._options.cli} is missing",
                 f"install the Dagger CLI {VERSION}, or set backends.dagger.cli to its path",
             )
         return Requirement("cli", True, found)
