@@ -5,7 +5,8 @@
 #   agent-sandbox-VERSION/  its controller and manifests, likewise (tests/cluster/agent-sandbox)
 #   kube-router-VERSION/ enforces NetworkPolicy; compiled likewise, see tests/cluster/kube-router
 #   debian/              etcd, containerd, runc, ipset and network plugins: packages, unpacked
-# Nothing outside of build/cluster changes. A module that the proxy refuses is named, and fails.
+# A copy is kept in the user's cache (~/.cache/sandkasten), from which the next clone takes it.
+# A module that the proxy refuses is named, and fails.
 # KEEP_GO_CACHE=1 keeps the sources and compiled packages (several GB), for work on this script.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -95,6 +96,7 @@ compile_router() {
     mv "$router.new" "$router"
 }
 
+take_kept scripts/cluster_build.sh $modules tests/cluster/helm $agent_modules tests/cluster/kube-router
 # A set of packages from before ipset was one of them is replaced.
 [ -x "$place/debian/usr/sbin/ipset" ] || unpack_packages "${packages[@]}"
 for name in "${servers[@]}"; do
@@ -116,4 +118,5 @@ if [ ! -x "$router" ]; then
     prepare_go "$go_wanted"
     compile_router
 fi
+keep debian "${out##*/}" "helm-$helm_version" "${agent_out##*/}" "kube-router-$router_version"
 [ "${KEEP_GO_CACHE:-}" = 1 ] || rm -rf "$place/go"

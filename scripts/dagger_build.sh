@@ -7,7 +7,8 @@
 #   debian/          dnsmasq and runc: packages, unpacked
 # tests/dagger/engine/go.sum has the digest of Dagger's sources, whose own go.sum has those of nearly
 # all that they need, and the digests of the others.
-# Nothing outside of build/dagger changes. A module that the proxy refuses is named, and fails.
+# A copy is kept in the user's cache (~/.cache/sandkasten), from which the next clone takes it.
+# A module that the proxy refuses is named, and fails.
 # KEEP_GO_CACHE=1 keeps the sources and compiled packages (several GB), for work on this script.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -86,6 +87,7 @@ compile() {
     echo "compiled $name in $((SECONDS - start)) s"
 }
 
+take_kept scripts/dagger_build.sh tests/dagger/engine
 if [ ! -x "$place/debian/usr/sbin/dnsmasq" ]; then
     # With those of its libraries that this machine does not have.
     mapfile -t lacking < <(apt-get -q --simulate --no-install-recommends install dnsmasq-base 2>/dev/null |
@@ -103,4 +105,5 @@ if [ ! -e "$out/complete" ]; then
     for name in "${commands[@]}"; do compile "$name" "$place/go/source/dagger" "./cmd/$name"; done
     touch "$out/complete"
 fi
+keep debian "${out##*/}"
 [ "${KEEP_GO_CACHE:-}" = 1 ] || rm -rf "$place/go"

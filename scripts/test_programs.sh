@@ -1,5 +1,29 @@
-# Sourced by the scripts that compile programs for tests: find a Go toolchain and keep its caches in
-# one place. Expects $place, a directory below build/, and a function `fail`.
+# Sourced by the scripts that compile programs for tests: find a Go toolchain, keep its caches in one
+# place, and keep what was compiled for other clones on this machine.
+# Expects $place, a directory below build/, and a function `fail`.
+
+# Take what was compiled before from the same files ($@, directories too). Nothing in $place is
+# replaced.
+take_kept() {
+    local digest
+    digest=$(find "$@" scripts/test_programs.sh requirements/go.txt -type f -print0 | sort -z | xargs -0 cat | sha256sum)
+    kept=${XDG_CACHE_HOME:-~/.cache}/sandkasten/${place##*/}-${digest:0:16}
+    if [ -d "$kept" ]; then
+        cp -aln "$kept/." "$place" 2>/dev/null || cp -an "$kept/." "$place"
+    fi
+}
+
+# Keep these directories of $place for the next `take_kept`; those of other versions are removed.
+keep() {
+    local name new=$kept.new
+    [ ! -d "$kept" ] || return 0
+    rm -rf "${kept%-*}"-*
+    mkdir -p "$new"
+    for name in "$@"; do
+        cp -al "$place/$name" "$new" 2>/dev/null || cp -a "$place/$name" "$new"
+    done
+    mv "$new" "$kept"
+}
 
 # The machine's Go if it is at least version $1, else the one of a locked wheel.
 find_go() {
