@@ -5,6 +5,7 @@ Every backend is the unisolated one, renamed.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sandkasten.engine.engine import Engine
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
+    InvalidRequest,
     IsolationRefused,
     PolicyDenied,
     QuotaExceeded,
@@ -254,6 +256,43 @@ async def test_rule_names_docker_engines_by_name_and_by_label(opened):
         await backend_of(engine, backend="docker/west")
     east.error = AWAY
     assert await backend_of(engine, labels={"x": "y"}) == "local"
+
+
+@pytest.mark.promise("P119")
+async def test_request_by_label_that_fails_takes_no_room_of_a_docker_engine(opened):
+    west = Renamed("docker/west")
+    engines = {west.name: EngineRules({"zone": "eu"}, max_sandboxes=1)}
+    more = {"policy": {"docker_engines": engines}}
+    engine = opened(Renamed("local"), west, rules=(), **more)
+    for _ in range(3):
+        with pytest.raises(InvalidRequest):
+            await backend_of(engine, backend="docker/zone=eu", profile="unknown")
+    west.error = AWAY
+    with pytest.raises(BackendUnavailable):
+        await backend_of(engine, backend="docker/zone=eu")
+    west.error = None
+    await engine.preflight.session(CreateRequest(SandboxOptions(backend="docker/zone=eu")))
+    assert await backend_of(engine, backend="docker/zone=eu") == "docker/west"
+    with pytest.raises(QuotaExceeded):
+        await backend_of(engine, backend="docker/zone=eu")
+
+
+@pytest.mark.promise("P119")
+async def test_requests_by_label_at_once_fill_the_docker_engines_in_order(opened):
+    names = ("docker/a", "docker/b", "docker/c")
+    engines = {name: EngineRules({"zone": "eu"}, max_sandboxes=1) for name in names}
+    rules = (BackendRule(("docker/zone=eu", "local"), tenants=("acme",)),)
+    more = {"policy": {"docker_engines": engines}}
+    engine = opened(Renamed("local"), *(Renamed(one) for one in names), rules=rules, **more)
+    asked = [backend_of(engine, backend="docker/zone=eu") for _ in range(4)]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert sorted(one for one in found if isinstance(one, str)) == list(names)
+    [refused] = [one for one in found if not isinstance(one, str)]
+    assert isinstance(refused, QuotaExceeded), refused
+    for info in await engine.list():
+        await engine.destroy(info.id)
+    led = await asyncio.gather(*(backend_of(engine, "acme") for _ in range(4)))
+    assert sorted(led) == [*names, "local"]
 
 
 async def test_code_that_fails_is_not_run_elsewhere(opened):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from sandkasten.engine.lifecycle.engine_choice import is_full
 from sandkasten.engine.placement import tenant_place
 from sandkasten.errors import (
     BackendUnavailable,
@@ -26,7 +27,7 @@ from sandkasten.errors import (
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import checked_tenant
 from sandkasten.model.backends.backend_rules import RuleSubject, in_order, match
-from sandkasten.model.backends.docker_engines import family
+from sandkasten.model.backends.docker_engines import engine_labels, family
 from sandkasten.model.environment import checked_labels
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.workspace import workspace_request
@@ -94,7 +95,7 @@ class BackendChoice:
     async def first(self, request: CreateRequest) -> Backend:
         """Return the backend that is tried first."""
         found = await self._candidates(request, None)
-        return found.only or await self._tiers.named(found.names[0], self._workspace(request))
+        return found.only or await self._named(found.names[0], request)
 
     async def on_available(
         self,
@@ -117,13 +118,11 @@ class BackendChoice:
         for name, following in zip(candidates.names, (*candidates.names[1:], None), strict=True):
             try:
                 with asked_of(name):
-                    backend = candidates.only or await self._tiers.named(
-                        name, self._workspace(request)
-                    )
+                    backend = candidates.only or await self._named(name, request)
                     if following is not None and has_engine(name):
                         # At one that is known to be away, one request at a time tries.
                         self._health.check(backend.name, tenant_place(backend, request.tenant))
-                return await work(Chosen(backend, tuple(passed)))
+                return await self._with_room(name, backend, request, work, tuple(passed))
             except (BackendUnavailable, Busy, QuotaExceeded) as exc:
                 if not _is_unavailable(exc, name):
                     raise
@@ -145,6 +144,33 @@ class BackendChoice:
                 raise first_error from exc
         raise BackendUnavailable("no backend was tried", hint="run sandkasten doctor")
 
+    async def _with_room(
+        self,
+        name: str,
+        backend: Backend,
+        request: CreateRequest,
+        work: Callable[[Chosen], Awaitable[T]],
+        warnings: tuple[str, ...],
+    ) -> T:
+        """Do the work on a backend. If `name` is a label, and its Docker Engine was filled by other
+        requests meanwhile, do it on the next one with that label.
+        """
+        filled: set[str] = set()
+        while True:
+            try:
+                return await work(Chosen(backend, warnings))
+            except QuotaExceeded as exc:
+                if engine_labels(name) is None or not is_full(exc, backend.name):
+                    raise
+                filled.add(backend.name)
+                with asked_of(name):
+                    backend = await self._named(name, request)
+                if backend.name in filled:
+                    raise
+
+    async def _named(self, name: str, request: CreateRequest) -> Backend:
+        return await self._tiers.named(name, self._workspace(request))
+
     async def _candidates(self, request: CreateRequest, joins: Record | None) -> _Candidates:
         options, rules = request.options, self._policy.backends
         matched = match(rules, self._subject(request)) if rules else None
@@ -152,7 +178,7 @@ class BackendChoice:
             chosen = (await self.unruled(request)).backend
             if matched is not None:
                 _check_only(matched, options.backend, chosen.name)
-            return _Candidates((chosen.name,), only=chosen)
+            return _Candidates((_asked_name(options.backend, chosen),), only=chosen)
         if matched is None:
             chosen = (await self.unruled(request)).backend
             return _Candidates((chosen.name,), only=chosen)
@@ -191,6 +217,11 @@ class BackendChoice:
         if self._events is not None:
             about = {"backend": name, "next": following, "code": exc.code, "reason": exc.message}
             self._events.emit("backend.passed_over", {**about, "rule": rule})
+
+
+def _asked_name(asked: str | None, chosen: Backend) -> str:
+    """Return the label by which a request chose a Docker Engine, or the name of its backend."""
+    return asked if asked is not None and engine_labels(asked) is not None else chosen.name
 
 
 def _share_files(one: str, other: str) -> bool:

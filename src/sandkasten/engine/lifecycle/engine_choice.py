@@ -2,14 +2,14 @@
 
 A request that names an engine gets that one or an error. One that names labels gets the first
 engine of the settings that has them, answers, and has room. A named workspace is on one engine, and
-a request that names no engine goes there. Nothing balances load. Raises InvalidRequest,
-QuotaExceeded, UnsupportedByBackend and BackendUnavailable.
+a request that names no engine goes there. Nothing balances load. Only rows of the ledger count as
+sandboxes, so a request that fails takes no room from others. Raises InvalidRequest, QuotaExceeded,
+UnsupportedByBackend and BackendUnavailable.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -50,10 +50,8 @@ if TYPE_CHECKING:
 
 # Long enough for a named workspace that another create of the same engine waits for.
 _LOCK_WAIT_S = 90.0
-# How long a request that got an engine by label is counted there without a row: longer than a plan
-# usually takes, and short, because a request that failed holds its place until then.
-_RESERVATION_S = 5.0
 _NO_RULES = EngineRules()
+_QUOTA = "max_sandboxes"
 
 
 class EngineChoice:
@@ -68,7 +66,6 @@ class EngineChoice:
         self._store = store
         self._handles = handles
         self._claims = claims
-        self._reservations: defaultdict[str, list[float]] = defaultdict(list)
 
     async def choose(self, asked: str, workspace: str | None, *, named: bool) -> str:
         """Return the backend for a request. `named`: whether the request names `asked` itself, or
@@ -111,7 +108,7 @@ class EngineChoice:
         refusals: list[SandkastenError] = []
         for name in names:
             try:
-                await self._reserve(name)
+                await self._check_room(name)
                 await self._ping(name)
             except (BackendUnavailable, InvalidConfiguration, QuotaExceeded) as exc:
                 refusals.append(exc)
@@ -124,7 +121,7 @@ class EngineChoice:
             f"{name.removeprefix(ENGINE_PREFIX)}: {exc.message}" for name, exc in reasons
         )
         if all(isinstance(exc, QuotaExceeded) for exc in refusals):
-            raise QuotaExceeded(message, hint=refusals[0].hint, quota="max_sandboxes")
+            raise QuotaExceeded(message, hint=refusals[0].hint, quota=_QUOTA)
         raise BackendUnavailable(message, hint="retry later, or run `sandkasten doctor`")
 
     async def _ping(self, name: str) -> None:
@@ -170,39 +167,20 @@ class EngineChoice:
             return
         async with self._store.lock(f"engine:{record.backend}", wait_s=_LOCK_WAIT_S):
             # The warm pool leaves the last place to a request.
-            needed = 2 if record.acquired == "spare" else 1
-            await self._check_room(record.backend, rules.max_sandboxes, needed)
-            # From now on its row counts.
-            del self._reserved(record.backend)[:1]
+            await self._check_room(record.backend, 2 if record.acquired == "spare" else 1)
             yield
 
-    async def _reserve(self, name: str) -> None:
-        """Count a request that is led to an engine and has no row yet. Raise QuotaExceeded."""
+    async def _check_room(self, name: str, needed: int = 1) -> None:
+        """Raise QuotaExceeded if an engine has no room for this many more sandboxes."""
         most = self._engines[name].max_sandboxes
         if most is None:
             return
-        used = await self._check_room(name, most)
-        # Nothing is awaited from here on, so that no other request gets the same place.
-        reserved = self._reserved(name)
-        if used + len(reserved) >= most:
-            raise _full(name, used + len(reserved), most)
-        reserved.append(asyncio.get_running_loop().time() + _RESERVATION_S)
-
-    def _reserved(self, name: str) -> list[float]:
-        """Return until when each request counts that was led to an engine and has no row yet."""
-        now = asyncio.get_running_loop().time()
-        self._reservations[name] = [one for one in self._reservations[name] if one > now]
-        return self._reservations[name]
-
-    async def _check_room(self, name: str, most: int, needed: int = 1) -> int:
-        """Return how many sandboxes an engine has. Raise QuotaExceeded if it has no more room."""
         records = await self._records(name)
         if len(records) + needed > most:
             # A sandbox that died unnoticed does not count.
             records = await self._claims.living(records)
         if len(records) + needed > most:
             raise _full(name, len(records), most)
-        return len(records)
 
     async def _records(self, name: str) -> list[Record]:
         return [
@@ -212,11 +190,16 @@ class EngineChoice:
         ]
 
 
+def is_full(error: QuotaExceeded, name: str) -> bool:
+    """Return whether the error says that this engine has no more room."""
+    return error.details.get("quota") == _QUOTA and error.details.get("backend") == name
+
+
 def _full(name: str, used: int, most: int) -> QuotaExceeded:
     return QuotaExceeded(
         f"Docker Engine {name.removeprefix(ENGINE_PREFIX)} has {used} of {most} sandboxes",
         hint="destroy one, request another Docker Engine, or raise its max_sandboxes",
-        quota="max_sandboxes",
+        quota=_QUOTA,
         limit=most,
         used=used,
         backend=name,
