@@ -27,6 +27,7 @@ from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.backends.backend_rules import BackendRule
 from sandkasten.model.backends.docker_engines import EngineRules
+from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
@@ -359,6 +360,40 @@ async def test_rule_with_only_refuses_other_backends(opened):
             await backend_of(engine, "acme", **asked)
         assert refused.value.details["rule"] == "policy.backends[0]"
     assert await backend_of(engine, "beta", backend="oci") == "oci"
+
+
+async def test_image_id_without_a_known_name_does_not_avoid_a_rule_about_names(opened):
+    rules = (BackendRule(("oci",), images=("ml/*",), only=True),)
+    engine = opened(Renamed("local"), Renamed("oci"), rules=rules)
+    for name in ("sha256:" + "0" * 64, "0123456789abcdef"):
+        for backend in (None, "local", "oci"):
+            with pytest.raises(PolicyDenied, match="name the image instead of its id"):
+                await backend_of(engine, image=name, backend=backend)
+
+
+async def test_step_of_a_build_does_not_run_on_a_backend_that_a_rule_forbids(opened):
+    async def built(rules: tuple[BackendRule, ...]) -> None:
+        engine = opened(Renamed("local"), Renamed("oci"), rules=rules)
+        async with engine.bench.run(
+            Image("0123456789abcdef"),
+            ("true",),
+            cwd="/",
+            env={},
+            network=engine.bench.network(None),
+            pip=(),
+            on_line=print,
+        ):
+            pass
+
+    only = BackendRule(("oci",), only=True)
+    with pytest.raises(PolicyDenied, match="does not allow backend .local.") as refused:
+        await built((only,))
+    assert "{label: {sandkasten.build: step}, use: local}" in refused.value.hint
+    allowed = BackendRule(("local",), labels={"sandkasten.build": "step"})
+    # The backend is allowed, and cannot have the profile of a step here.
+    for rules in ((), (BackendRule(("oci",)),), (allowed, only)):
+        with pytest.raises(UnsupportedByBackend, match="profile dev"):
+            await built(rules)
 
 
 async def test_warm_pool_keeps_its_kinds_on_the_backend_of_their_rule(opened):

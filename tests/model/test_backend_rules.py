@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkasten.errors import InvalidConfiguration
+from sandkasten.errors import InvalidConfiguration, PolicyDenied
 from sandkasten.model.backends.backend_features import FEATURES
 from sandkasten.model.backends.backend_rules import (
     BackendRule,
@@ -48,6 +48,24 @@ def test_rule_matches_if_all_its_conditions_do(rule, matches):
 def test_condition_on_an_agent_matches_no_request_without_an_installed_agent():
     assert not BackendRule(("oci",), agents=("*",)).matches(RuleSubject(tenant="acme"))
     assert BackendRule(("oci",)).matches(RuleSubject(tenant="acme"))
+
+
+def test_image_of_which_only_the_id_is_known_does_not_avoid_a_rule_about_names():
+    rules = (
+        BackendRule(("oci",), images=("deadbeef*",), labels={"by": "id"}),
+        BackendRule(("gvisor",), images=("ml/*",), tenants=("acme",), only=True),
+        BackendRule(("local",)),
+    )
+    unknown = RuleSubject(("sha256:0123456789",), tenant="acme", unnamed=True)
+    with pytest.raises(PolicyDenied, match="policy.backends.1. compares names") as refused:
+        match(rules, unknown)
+    assert refused.value.details["rule"] == "policy.backends[1]"
+    other = match(rules, RuleSubject(("sha256:0123456789",), tenant="beta", unnamed=True))
+    assert other is not None
+    assert other.rule.use == ("local",)
+    listed = match(rules, RuleSubject(("deadbeef01",), {"by": "id"}, "acme", unnamed=True))
+    assert listed is not None
+    assert listed.rule.use == ("oci",)
 
 
 def test_first_matching_rule_decides_and_is_named_by_its_place():

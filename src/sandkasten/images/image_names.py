@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from sandkasten.errors import InvalidConfiguration, InvalidImage
 from sandkasten.model import lazy_pattern
 from sandkasten.model.images.image_name import checked_name as checked_name
+from sandkasten.model.images.image_name import is_id as is_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _WHOLE_ID = lazy_pattern.compile(r"[0-9a-f]{64}\Z")
-# An image named by its content is in the store or nowhere.
-_ID = lazy_pattern.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
 _HUB = lazy_pattern.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
 
 HOST = "host"
@@ -47,11 +46,6 @@ def canonical_name(name: object) -> str:
         # A digest is more specific than any tag.
         return f"{head}{slash}{repository}@{digest}"
     return f"{head}{slash}{repository}:{tag or DEFAULT_TAG}"
-
-
-def is_id(name: str) -> bool:
-    """Return whether the name is an image id or a prefix of one."""
-    return _ID.match(name) is not None
 
 
 def in_full(name: str) -> bool:

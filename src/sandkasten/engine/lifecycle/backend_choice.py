@@ -10,6 +10,7 @@ over is a warning of the sandbox, an event and a record of the audit log.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from sandkasten.engine.lifecycle.engine_choice import is_full
@@ -29,6 +30,7 @@ from sandkasten.model.access.tenancy import checked_tenant
 from sandkasten.model.backends.backend_rules import RuleSubject, in_order, match
 from sandkasten.model.backends.docker_engines import engine_labels, family
 from sandkasten.model.environment import checked_labels
+from sandkasten.model.images.image_name import is_id
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.workspace import workspace_request
 from sandkasten.model.spelling import shown
@@ -86,11 +88,26 @@ class BackendChoice:
     def has_rules(self) -> bool:
         return bool(self._policy.backends)
 
-    async def unruled(self, request: CreateRequest) -> Chosen:
+    async def without_rules(self, request: CreateRequest) -> Chosen:
         """Return the backend of a sandbox for the daemon's own use, whatever the rules say."""
         options = request.options
         kept = self._workspace(request)
         return Chosen(await self._tiers.choose(options.backend, options.isolation, kept))
+
+    async def allowed(self, request: CreateRequest) -> Chosen:
+        """Return the default backend for work that only some backends can do, such as a step of a
+        build. Raise PolicyDenied if a rule with `only` demands another one.
+        """
+        chosen = await self.without_rules(request)
+        # The image of a step has no name that a rule could mean.
+        subject = replace(self._subject(request), images=(), unnamed=False)
+        matched = match(self._policy.backends, subject)
+        if matched is not None:
+            labels = ", ".join(f"{key}: {value}" for key, value in subject.labels.items())
+            exception = f"{{label: {{{labels}}}, use: {chosen.backend.name}}}"
+            hint = f"to allow it, write the rule {exception} before that one"
+            _check_only(matched, None, chosen.backend.name, hint)
+        return chosen
 
     async def first(self, request: CreateRequest) -> Backend:
         """Return the backend that is tried first."""
@@ -172,15 +189,15 @@ class BackendChoice:
         return await self._tiers.named(name, self._workspace(request))
 
     async def _candidates(self, request: CreateRequest, joins: Record | None) -> _Candidates:
-        options, rules = request.options, self._policy.backends
-        matched = match(rules, self._subject(request)) if rules else None
+        options = request.options
+        matched = match(self._policy.backends, self._subject(request)) if self.has_rules else None
         if options.backend is not None or options.isolation not in (None, "standard"):
-            chosen = (await self.unruled(request)).backend
+            chosen = (await self.without_rules(request)).backend
             if matched is not None:
                 _check_only(matched, options.backend, chosen.name)
             return _Candidates((_asked_name(options.backend, chosen),), only=chosen)
         if matched is None:
-            chosen = (await self.unruled(request)).backend
+            chosen = (await self.without_rules(request)).backend
             return _Candidates((chosen.name,), only=chosen)
         names = in_order(matched.rule, self._policy.isolation_minimum)
         if not names:
@@ -205,6 +222,7 @@ class BackendChoice:
         spelled = self._images.spellings(name) if isinstance(self._images, SpellsImages) else ()
         return RuleSubject(
             images=(name, *spelled),
+            unnamed=all(is_id(one) for one in (name, *spelled)),
             labels=checked_labels(request.options.labels),
             tenant=checked_tenant(request.tenant),
             agent=request.agent,
@@ -228,11 +246,12 @@ def _share_files(one: str, other: str) -> bool:
     return not has_engine(one) and not has_engine(other)
 
 
-def _check_only(matched: Matched, asked: str | None, backend: str) -> None:
+def _check_only(matched: Matched, asked: str | None, backend: str, hint: str = "") -> None:
     if matched.rule.only and not {asked, backend} & set(matched.rule.use):
+        named = " or ".join(matched.rule.use)
         raise PolicyDenied(
             f"{matched.name} does not allow backend {shown(backend)} for this request",
-            hint=f"leave backend and isolation out, or name {' or '.join(matched.rule.use)}",
+            hint=hint or f"leave backend and isolation out, or name {named}",
             rule=matched.name,
             backend=backend,
         )

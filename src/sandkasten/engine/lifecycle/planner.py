@@ -148,7 +148,7 @@ class Planner:
         rules = choose_mounts(options.mounts, self._policy.mounts, tenant)
         packages = checked_packages(options.pip_packages, options.npm_packages)
         if chosen is None:
-            chosen = await self.choice.unruled(request)
+            chosen = await self.choice.without_rules(request)
         backend = chosen.backend
         check_mounts_on(rules, backend.name)
         if isinstance(backend, RunsOnce):

@@ -80,7 +80,8 @@ class BuildSandbox:
                 labels={"sandkasten.build": "step"},
             )
         )
-        plan = await self._planner.plan(request, image=image, sites=self._sites)
+        chosen = await self._planner.choice.allowed(request)
+        plan = await self._planner.plan(request, image=image, sites=self._sites, chosen=chosen)
         if isinstance(plan.backend, KeepsImages):
             raise _cannot_tell(plan.backend.name)
         longest_s = plan.spec.limits.max_exec_timeout_s

@@ -6,14 +6,14 @@ tried only when the one before it is unavailable, and none of them isolates less
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import InvalidConfiguration
+from sandkasten.errors import InvalidConfiguration, PolicyDenied
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.isolation_levels import strength, weakest_of
-from sandkasten.model.spelling import wildcard_match
+from sandkasten.model.spelling import shown, wildcard_match
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +34,8 @@ class RuleSubject:
     """The installed agent that the request comes from; None: not from an agent, or from one whose
     file the client sent, which may have any name.
     """
+    unnamed: bool = False
+    """Whether the image is named by its id, and none of its names is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,19 @@ class Matched:
 
 
 def match(rules: Sequence[BackendRule], subject: RuleSubject) -> Matched | None:
-    """Return the first rule that matches; None if none does."""
+    """Return the first rule that matches; None if none does. Raise PolicyDenied if that depends on
+    the name of an image of which only the id is known.
+    """
     for at, rule in enumerate(rules):
         if rule.matches(subject):
             return Matched(f"{SETTING}[{at}]", rule)
+        if subject.unnamed and rule.images and replace(rule, images=()).matches(subject):
+            raise PolicyDenied(
+                f"{SETTING}[{at}] compares names of images, and no name is known of image "
+                f"{shown(subject.images[0])}",
+                hint="name the image instead of its id",
+                rule=f"{SETTING}[{at}]",
+            )
     return None
 
 

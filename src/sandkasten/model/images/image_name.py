@@ -6,11 +6,14 @@ A valid name can never be read as an option, a path or a second argument.
 from __future__ import annotations
 
 from sandkasten.errors import InvalidImage
+from sandkasten.model import lazy_pattern
 from sandkasten.model.field_patterns import IMAGE_NAME, form
 from sandkasten.model.spelling import shown
 
 MAX_NAME = 255
 _NAME = form(IMAGE_NAME)
+# An image named by its content is in the store or nowhere.
+_ID = lazy_pattern.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
 
 
 def checked_name(name: object) -> str:
@@ -20,3 +23,8 @@ def checked_name(name: object) -> str:
             hint="a name is [registry/]repository[:tag][@sha256:digest], in lower case",
         )
     return name
+
+
+def is_id(name: str) -> bool:
+    """Return whether the name is an image id or a prefix of one."""
+    return _ID.match(name) is not None
