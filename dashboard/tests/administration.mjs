@@ -87,6 +87,12 @@ await onStage(async (page, context) => {
   const machine = page.getByRole("list", { name: "Requirements of the machine" });
   await machine.getByText("bubblewrap").first().waitFor();
   await page.getByRole("list", { name: "Kinds of sandboxes" }).getByText("(default)").waitFor();
+  const backends = page.getByRole("list", { name: "Backends" }).getByRole("listitem");
+  await backends.filter({ hasText: "ready local (default): isolation standard; 1 sandboxes" }).waitFor();
+  const west = backends.filter({ hasText: "docker/west" });
+  await west.getByText("not ready").waitFor();
+  await west.getByText("0 of 5 sandboxes; zone=eu; ").waitFor();
+  await west.getByText("dockerd runs there").waitFor();
   await inspect(page, "system");
   await page.getByLabel("Filter settings").fill("no such setting");
   await page.getByText("Nothing matches").waitFor();

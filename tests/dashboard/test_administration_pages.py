@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.client.http.served import served
@@ -17,5 +19,8 @@ pytestmark = [
 
 
 def test_keys_are_made_and_revoked_and_the_audit_is_read(tmp_path):
-    with served(tmp_path / "data", backend="local") as daemon:
+    nowhere = {"host": f"unix://{tmp_path}/nowhere.sock"}
+    west = {"west": {**nowhere, "labels": {"zone": "eu"}, "max_sandboxes": 5}}
+    engines = {"SANDKASTEN_DOCKER_ENGINES": json.dumps(west)}
+    with served(tmp_path / "data", backend="local", **engines) as daemon:
         played("administration", daemon)

@@ -6,7 +6,7 @@ const GOOD = ["ready", "running", "completed", "succeeded", "allowed", "ok", "va
 const BAD = ["failed", "lost", "killed", "refused", "error", "timed_out", "invalid", "revoked", "damaged", "missing"];
 // The code of an error, such as UNAUTHORIZED.
 const CODE = /^[A-Z_]+$/;
-const WARN = ["paused", "creating", "stopping", "pending", "queued", "cancelled", "warning", "stopped", "expired", "in use"];
+const WARN = ["paused", "creating", "stopping", "pending", "queued", "cancelled", "warning", "stopped", "expired", "in use", "full"];
 
 export function Badge({ state }: { state: string }): VNode {
   const kind = GOOD.includes(state)

@@ -1,7 +1,7 @@
 /** The daemon itself: whether it can create sandboxes, what the tenant uses, and its settings. */
 
 import type { VNode } from "preact";
-import type { Doctor as DoctorReport, Ready, Setting, TierLine, Usage } from "sandkasten";
+import type { BackendLine, Doctor as DoctorReport, Ready, Setting, TierLine, Usage } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import type { Column } from "../components/data_table.js";
 import { Facts } from "../components/facts.js";
@@ -37,6 +37,7 @@ export default function System({ identity }: PageProps): VNode {
         ]}
       />
       <Readiness ready={ready} />
+      {mayUse(identity, "sessions") && <Backends />}
       {mayUse(identity, "sessions") && <Used />}
       {mayUse(identity, "admin") && <Doctor />}
       {mayUse(identity, "admin") ? (
@@ -73,6 +74,38 @@ function Readiness({ ready }: { ready: Polled<Ready> }): VNode {
       {value?.degraded.length === 0 && <p class="hint">The backend can create sandboxes.</p>}
     </>
   );
+}
+
+/** Each backend, and each named Docker Engine, with its health and room. */
+function Backends(): VNode {
+  const { value, error } = usePolled((signal) => daemon().backends({ signal }), 10_000);
+  return (
+    <section class="card later" aria-busy={value === undefined && error === undefined}>
+      <h2>Backends</h2>
+      {error !== undefined && <Failure error={error} />}
+      <ul class="plain checks" aria-label="Backends">
+        {value?.map((one) => (
+          <Check key={one.name} {...backendCheck(one)} />
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+function backendCheck(one: BackendLine): CheckProps {
+  const { name, ready, isolation, sandboxes, maxSandboxes, reason, remedy } = one;
+  const labels = Object.entries(one.labels).map(([key, value]) => `${key}=${value}`);
+  const most = maxSandboxes === null ? "" : ` of ${maxSandboxes}`;
+  const full = sandboxes !== null && maxSandboxes !== null && sandboxes >= maxSandboxes;
+  const facts = [
+    `isolation ${isolation}`,
+    ...(sandboxes === null ? [] : [`${sandboxes}${most} sandboxes`]),
+    ...labels,
+    ...(reason === "" ? [] : [reason]),
+  ];
+  const state = !ready ? (one.default ? "missing" : "not ready") : full ? "full" : "ready";
+  const text = `${name}${one.default ? " (default)" : ""}: ${facts.join("; ")}`;
+  return { state, text, remedy };
 }
 
 /** What `sandkasten doctor` prints on the machine of the daemon. */

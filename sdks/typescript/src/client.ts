@@ -9,6 +9,7 @@ import type {
   AuditEntry,
   AuditVerification,
   CreateBody,
+  BackendLine,
   Doctor,
   Identity,
   Login,
@@ -235,6 +236,12 @@ export class SandboxClient extends Agents implements AsyncDisposable {
   async doctor(options: CallOptions = {}): Promise<Doctor> {
     const more = { repeatable: true, answerMs: DOCTOR_MS };
     return decoded("Doctor", await this.ordered("GET", "/v1/doctor", more, options));
+  }
+
+  /** Return what each backend can do, whether it is ready, and how many sandboxes it has. */
+  async backends(options: CallOptions = {}): Promise<BackendLine[]> {
+    const more = { repeatable: true, answerMs: DOCTOR_MS };
+    return decoded("BackendList", await this.ordered("GET", "/v1/backends", more, options)).backends;
   }
 
   /** Return name, value and origin of each setting. */
