@@ -12,7 +12,8 @@ MINIMA: Final = ("standard", "gvisor")
 """What an operator may demand."""
 
 # One kernel shared with the host, or a second one in between. A backend that is not named here
-# isolates nothing that was examined. What is below the machines of a provider is its own word.
+# isolates nothing that was examined. How a provider isolates its machines was not examined either:
+# they count as containers do.
 _STRENGTH: Final = {
     "local": 1,
     "oci": 1,
