@@ -35,7 +35,7 @@ def server():
         yield one
 
 
-@pytest.mark.long(reason="starts five daemons; tests/store/test_postgres.py has the parts")
+@pytest.mark.long(reason="starts five daemons; tests/store/postgres has the parts")
 async def test_two_daemons_share_records_but_not_sandboxes(server, tmp_path):
     # The server asks for no password; the test looks for it in the output.
     url = f"postgresql://tester:{PASSWORD}@/postgres?host={server.place}"
