@@ -48,6 +48,7 @@ def _machines(provider: Served, owner: str) -> list[Any]:
 
 def _variables(provider: Served, url: str) -> dict[str, str]:
     return {
+        "SANDKASTEN_E2B_ENABLED": "true",
         "SANDKASTEN_E2B_API_KEY": provider.key,
         "SANDKASTEN_E2B_DOMAIN": "localhost",
         "SANDKASTEN_E2B_API_URL": f"{url}/e2b",

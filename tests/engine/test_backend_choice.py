@@ -66,6 +66,13 @@ class Renamed(UnisolatedBackend):
         return await super().create(sandbox_id, spec)
 
 
+class Closed(Renamed):
+    """A provider that the operator has not enabled."""
+
+    def check_enabled(self) -> None:
+        raise BackendUnavailable(f"backend {self.name} is not enabled", backend=self.name)
+
+
 @pytest.fixture
 async def opened():
     engines: list[Engine] = []
@@ -147,6 +154,18 @@ async def test_next_backend_is_used_if_the_first_is_unavailable_and_the_answer_s
         metrics.emit(event, fields)
     text = metrics.render({}, await engine.network.totals())[0].decode()
     assert 'sandkasten_backend_passed_over_total{backend="docker",next="oci"} 2.0' in text
+
+
+@pytest.mark.promise("P120")
+async def test_backend_that_is_not_enabled_is_passed_over_before_it_is_asked_for_anything(opened):
+    closed = Closed("fly")
+    engine = opened(Renamed("local"), closed, rules=(BackendRule(("fly", "local")),))
+    info = await engine.create(CreateRequest())
+    assert info.backend == "local"
+    assert "backend fly is not enabled" in info.warnings[0]
+    with pytest.raises(BackendUnavailable, match="fly is not enabled"):
+        await engine.create(CreateRequest(SandboxOptions(backend="fly")))
+    assert closed.creates == 0
 
 
 async def test_gvisor_that_is_not_ready_is_passed_over_only_for_what_is_as_strong(opened):

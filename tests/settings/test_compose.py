@@ -6,13 +6,17 @@ import sys
 
 import pytest
 
-from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend
+from sandkasten.backends.cloud.machine_plan import CloudOptions
+from sandkasten.backends.cloud.machine_records import MachineRecords
+from sandkasten.backends.gate.entry_keys import make_keys
+from sandkasten.daemon.backend_registry import LazyBackend, LazyCloudBackend, LazyImageBackend
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.optional_extras import install_command
+from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports import Closes, Discards, KeepsImages, StartsSlowly
@@ -104,3 +108,48 @@ async def test_a_used_backend_is_closed_and_lists_its_images(tmp_path):
         await later.attach(new_sandbox_id())
     await later.aclose()
     assert real.closed == 1
+
+
+@pytest.mark.promise("P120")
+@pytest.mark.parametrize("name", ["e2b", "fly", "modal"])
+async def test_a_provider_is_closed_until_the_operator_enables_it(opened, tmp_path, name):
+    credentials = {"E2B_API_KEY": "e2b_key", "FLY_API_TOKEN": "token", "SANDKASTEN_FLY_APP": "app"}
+    engine = await opened(**credentials, MODAL_TOKEN_ID="ak-1", MODAL_TOKEN_SECRET="as-1")
+    (told,) = [one for one in await engine.backends() if one.name == name]
+    assert (told.ready, told.reason) == (False, f"backend {name} is not enabled")
+    assert f"backends.{name}.enabled: true" in told.remedy
+    # Nothing else is wrong with these requests, or is looked at.
+    for options in (SandboxOptions(backend=name), SandboxOptions(backend=name, image="host")):
+        with pytest.raises(BackendUnavailable, match="not enabled") as refused:
+            await engine.create(CreateRequest(options))
+        assert refused.value.hint == told.remedy
+    await engine.sweep()
+    assert not (tmp_path / "data" / name).exists()
+    await engine.aclose()
+
+
+@pytest.mark.promise("P120")
+async def test_a_provider_that_was_enabled_says_what_else_is_missing(opened, tmp_path):
+    engine = await opened(SANDKASTEN_FLY_ENABLED="true")
+    assert (await engine.probe("fly")).reason == "backends.fly.app is not set"
+    await engine.aclose()
+    for name in ("e2b", "modal", "fly"):
+        settings = load({f"backends.{name}.enabled": "true"}, {}, tmp_path)
+        assert getattr(settings, name).cloud.enabled
+
+
+@pytest.mark.promise("P120")
+async def test_sandboxes_of_a_provider_that_was_disabled_are_reached_and_removed(tmp_path):
+    real, made = Keeper(), new_sandbox_id()
+    closed = LazyCloudBackend("e2b", tmp_path, lambda: real, CloudOptions())
+    cell = await real.create(made, CellSpec(image=Image("host")))
+    # The provider is not asked if nothing was made there.
+    assert await closed.owned() == ()
+    MachineRecords(tmp_path).owner()
+    MachineRecords(tmp_path).begin(made, make_keys(made, "e2b"))
+    assert list(await closed.owned()) == [made]
+    assert await (await closed.attach(made)).usage() is not None
+    with pytest.raises(BackendUnavailable, match="not enabled"):
+        await closed.create(new_sandbox_id(), CellSpec(image=Image("host")))
+    await cell.destroy()
+    await closed.aclose()

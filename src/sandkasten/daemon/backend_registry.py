@@ -217,6 +217,48 @@ class LazyRunBackend(LazyImageBackend):
         return await backend.run(order)
 
 
+class LazyCloudBackend(LazyImageBackend):
+    """The lazy backend of a provider. It is a `ports.NeedsEnabling`: every key that may create a
+    sandbox could otherwise make machines that cost money. If it is disabled later, the sandboxes
+    that it has are still reached and removed.
+    """
+
+    def __init__(
+        self, name: str, directory: Path, opener: Callable[[], Backend], options: CloudOptions
+    ) -> None:
+        super().__init__(name, directory, opener)
+        self._enabled = options.enabled
+
+    def check_enabled(self) -> None:
+        if not self._enabled:
+            variable = f"SANDKASTEN_{self._name.upper()}_ENABLED"
+            raise BackendUnavailable(
+                f"backend {self._name} is not enabled",
+                hint=f"the operator sets backends.{self._name}.enabled: true, or {variable}=true",
+                backend=self._name,
+            )
+
+    async def probe(self) -> Readiness:
+        try:
+            self.check_enabled()
+        except BackendUnavailable as exc:
+            return Readiness(ready=False, reason=exc.message, remedy=exc.hint)
+        return await super().probe()
+
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
+        self.check_enabled()
+        return await super().create(sandbox_id, spec)
+
+    async def owned(self) -> Sequence[SandboxId]:
+        if not self._enabled and self._directory.exists():
+            from sandkasten.backends.cloud.machine_records import MachineRecords
+
+            # Its credentials may be gone, and without a record it has nothing.
+            if not await asyncio.to_thread(MachineRecords(self._directory).ids):
+                return ()
+        return await super().owned()
+
+
 @dataclass(frozen=True, slots=True)
 class Backing:
     """The parts below an engine: backends, the ledger of their sandboxes, named workspaces."""
@@ -237,7 +279,12 @@ def shared_backends(settings: Settings) -> frozenset[str]:
 def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> Backing:
     """Open the default backend; import the others when a request names them."""
     from sandkasten.backends.local import LocalBackend
-    from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend, LazyRunBackend
+    from sandkasten.daemon.backend_registry import (
+        LazyBackend,
+        LazyCloudBackend,
+        LazyImageBackend,
+        LazyRunBackend,
+    )
     from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
     from sandkasten.store.ledger_directory import DirectoryStore
 
@@ -298,9 +345,11 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         "gvisor": LazyBackend("gvisor", data_dir / "gvisor", gvisor),
         "docker": docker("docker", settings.docker),
         "kubernetes": LazyImageBackend("kubernetes", shared, kubernetes),
-        "fly": LazyImageBackend("fly", data_dir / "fly", fly),
-        "e2b": LazyImageBackend("e2b", data_dir / "e2b", partial(_with_extra, "e2b", e2b)),
-        "modal": LazyImageBackend("modal", data_dir / "modal", modal),
+        "fly": LazyCloudBackend("fly", data_dir / "fly", fly, settings.fly.cloud),
+        "e2b": LazyCloudBackend(
+            "e2b", data_dir / "e2b", partial(_with_extra, "e2b", e2b), settings.e2b.cloud
+        ),
+        "modal": LazyCloudBackend("modal", data_dir / "modal", modal, settings.modal.cloud),
         "dagger": LazyRunBackend("dagger", data_dir / "dagger", dagger),
     }
     for name, options in settings.docker_engines.items():

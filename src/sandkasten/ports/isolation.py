@@ -157,6 +157,15 @@ class RefusesNetworks(Protocol):
 
 
 @runtime_checkable
+class NeedsEnabling(Protocol):
+    """A backend that makes nothing until the operator has enabled it."""
+
+    def check_enabled(self) -> None:
+        """Raise BackendUnavailable, with the setting, if it is not enabled."""
+        ...
+
+
+@runtime_checkable
 class FixesNetworks(Protocol):
     """A backend that may be unable to change the network of a cell after it was made."""
 

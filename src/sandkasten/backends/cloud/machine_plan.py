@@ -44,6 +44,8 @@ KEYS_VARIABLE: Final = "SANDKASTEN_GATE_KEYS"
 class CloudOptions:
     """What an operator chooses at every provider."""
 
+    enabled: bool = False
+    """Whether new sandboxes may be made there."""
     lifetime_s: float = 3600.0
     """The provider ends a machine after this time."""
     start_s: float = 120.0

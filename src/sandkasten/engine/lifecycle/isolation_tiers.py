@@ -25,7 +25,7 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
-from sandkasten.ports import RunsOnce
+from sandkasten.ports import NeedsEnabling, RunsOnce
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,6 +159,8 @@ class IsolationTiers:
         backend = self._backends.get(name)
         if backend is None:
             raise not_configured(name, self._backends)
+        if isinstance(backend, NeedsEnabling):
+            backend.check_enabled()
         return backend
 
     async def _readiness(self, backend: Backend) -> Readiness:

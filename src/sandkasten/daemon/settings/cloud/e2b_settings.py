@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
 from sandkasten.backends.cloud.machine_plan import CloudOptions
+from sandkasten.daemon.settings.cloud import machine_settings
 from sandkasten.daemon.settings.preview_settings import domain
 from sandkasten.daemon.settings.setting_fields import masked, setting
 from sandkasten.daemon.settings.setting_parsers import (
-    http_url,
     invalid,
     model_key,
     path,
@@ -54,11 +54,12 @@ def template_list(name: str, value: object) -> tuple[str, ...]:
 
 
 def service_url(name: str, value: object) -> str:
-    return http_url(name, value, "an http or https URL", "https://api.example.com")[0].rstrip("/")
+    return machine_settings.provider_url(name, value, "https://api.example.com")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class E2bSettings:
+    enabled: bool = machine_settings.enabled("e2b", "E2B")
     api_key: str | None = setting(
         "backends.e2b.api_key",
         model_key,
@@ -144,7 +145,10 @@ class E2bSettings:
             templates=dict(_pair(one) for one in self.templates),
             timeout_s=self.timeout_s,
             cloud=CloudOptions(
-                lifetime_s=self.lifetime_s, start_s=self.start_s, programs_dir=self.programs_dir
+                enabled=self.enabled,
+                lifetime_s=self.lifetime_s,
+                start_s=self.start_s,
+                programs_dir=self.programs_dir,
             ),
         )
 

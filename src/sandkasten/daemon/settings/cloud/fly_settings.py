@@ -16,10 +16,10 @@ from sandkasten.backends.cloud.fly.fly_options import (
     Reach,
 )
 from sandkasten.backends.cloud.machine_plan import CloudOptions
+from sandkasten.daemon.settings.cloud import machine_settings
 from sandkasten.daemon.settings.setting_fields import masked, setting
 from sandkasten.daemon.settings.setting_parsers import (
     choice,
-    http_url,
     invalid,
     path,
     seconds,
@@ -78,11 +78,11 @@ def fly_token(name: str, value: object) -> str:
 
 
 def fly_url(name: str, value: object) -> str:
-    url, parts = http_url(name, value, "the http(s) URL of an API", _DEFAULT.api_url)
+    url, parts = machine_settings.provider_url(name, value, _DEFAULT.api_url)
     if parts.username or parts.password or parts.query or parts.fragment or parts.path.strip("/"):
         hint = f"write the scheme and the host, such as {_DEFAULT.api_url}"
         raise invalid(name, "a URL without a path, a query and a user name", "this one", hint)
-    return url.rstrip("/")
+    return url
 
 
 def image_directory(name: str, value: object) -> str:
@@ -95,6 +95,7 @@ def image_directory(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FlySettings:
+    enabled: bool = machine_settings.enabled("fly", "Fly")
     app: str | None = setting(
         "backends.fly.app",
         fly_app,
@@ -116,7 +117,7 @@ class FlySettings:
         "backends.fly.api_url",
         fly_url,
         _DEFAULT.api_url,
-        "The Machines API; http://_api.internal:4280 inside of Fly's network.",
+        "The URL of the Machines API.",
     )
     region: str | None = setting(
         "backends.fly.region", fly_region, None, "The region of the machines; default: Fly chooses."
@@ -178,5 +179,7 @@ class FlySettings:
             reach=self.reach,
             address=self.address or "",
             timeout_s=self.timeout_s,
-            cloud=CloudOptions(lifetime_s=self.lifetime_s, start_s=self.start_s),
+            cloud=CloudOptions(
+                enabled=self.enabled, lifetime_s=self.lifetime_s, start_s=self.start_s
+            ),
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.modal.modal_options import MOST_LIFETIME_S, ModalOptions
+from sandkasten.daemon.settings.cloud import machine_settings
 from sandkasten.daemon.settings.setting_fields import setting
 from sandkasten.daemon.settings.setting_parsers import invalid, path, seconds, string
 from sandkasten.lazy_dataclass import dataclass
@@ -39,6 +40,7 @@ def lifetime(name: str, value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ModalSettings:
+    enabled: bool = machine_settings.enabled("modal", "Modal")
     token_file: Path | None = setting(
         "backends.modal.token_file",
         path,
@@ -95,6 +97,7 @@ class ModalSettings:
             token_file=self.token_file,
             timeout_s=self.timeout_s,
             cloud=CloudOptions(
+                enabled=self.enabled,
                 lifetime_s=self.lifetime_s,
                 start_s=self.start_s,
                 region=self.region or "",

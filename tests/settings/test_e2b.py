@@ -1,0 +1,27 @@
+"""Settings `backends.e2b.*`: the key is never shown, and never sent over plain http."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.errors import InvalidConfiguration
+
+pytestmark = pytest.mark.promise("P115")
+
+
+@pytest.mark.parametrize("name", ["api_url", "sandbox_url"])
+def test_plain_http_is_for_this_machine_alone(tmp_path, name):
+    for url in ("http://127.0.0.1:8080/e2b", "http://[::1]:80", "http://localhost", "https://a.b"):
+        settings = load({f"backends.e2b.{name}": f"{url}/"}, {}, tmp_path)
+        assert getattr(settings.e2b, name) == url
+    for url in ("http://10.0.0.7:8080", "http://api.e2b.app", "http://127.0.0.1.example.com"):
+        with pytest.raises(InvalidConfiguration, match=f"backends.e2b.{name}.*plain http") as found:
+            load({f"backends.e2b.{name}": url}, {}, tmp_path)
+        assert "https://" in found.value.hint
+
+
+def test_key_is_never_shown(tmp_path):
+    settings = load({}, {"E2B_API_KEY": "e2b_secret"}, tmp_path)
+    assert settings.e2b.api_key == "e2b_secret"
+    assert "e2b_secret" not in repr(settings) + repr(settings.origins()) + repr(settings.e2b)
