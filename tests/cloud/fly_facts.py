@@ -26,7 +26,7 @@ def wrong_query(name: str, query: dict[str, str]) -> list[str]:
     known: dict[str, Any] = FACTS["operations"][name].get("query", {})
     found = []
     for key, value in query.items():
-        kind = known.get(key) or known.get(f"{key.partition('.')[0]}.*")
+        kind = known.get(key)
         if kind is None:
             found.append(f"{name}: unknown parameter {key}")
         elif isinstance(kind, list):

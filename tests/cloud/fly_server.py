@@ -214,17 +214,11 @@ class FlyServer:
         return web.json_response({"ips": self.addresses})
 
     async def _list(self, request: web.Request) -> web.Response:
-        wanted = {
-            key.removeprefix("metadata."): value
-            for key, value in request.query.items()
-            if key.startswith("metadata.")
-        }
-        found = [
-            one
-            for one in self.records.values()
-            if one.state in _LIVE and wanted.items() <= (one.config.get("metadata") or {}).items()
-        ]
-        return web.json_response([self._shown(one) for one in found])
+        shown = [self._shown(one) for one in self.live]
+        if request.query.get("summary") == "true":
+            left_out = {"config", "events"}
+            shown = [{key: one[key] for key in one.keys() - left_out} for one in shown]
+        return web.json_response(shown)
 
     async def _create(self, request: web.Request) -> web.Response:
         body = await request.json()

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.backends.cloud import machine_plan
+from sandkasten.backends.cloud.machine_plan import PROGRAMS, CloudOptions
+from sandkasten.backends.cloud.machine_records import MachineRecords
+from sandkasten.backends.gate import entry_keys
 from sandkasten.errors import BackendUnavailable, Busy, ImageNotFound, SandboxLost
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
@@ -101,6 +105,28 @@ async def test_a_template_that_does_not_exist_is_named(backend):
         )
 
 
+async def test_what_a_template_prints_at_its_start_is_cut_and_cleaned(daemon, tmp_path):
+    opened = e2b_service.open_backend(tmp_path, e2b_service.options_for(daemon))
+    owner = MachineRecords(tmp_path / "e2b").owner()
+    keys = entry_keys.make_keys(new_sandbox_id(), "e2b")
+    order = machine_plan.order(
+        new_sandbox_id(), SPEC, CloudOptions(), owner, keys, dict.fromkeys(PROGRAMS, b"")
+    )
+    script = "printf '\\033[31mred\\nx' >&2; head -c 4000000 /dev/zero | tr '\\0' x >&2; exit 3"
+    provider = opened._provider
+    with pytest.raises(BackendUnavailable, match="with status 3") as caught:
+        await provider.start(replace(order, command=("sh", "-c", script)))
+    assert "3: [31mred xxx" in caught.value.message
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 400
+    for one in (".", "..", "../v2", "sbx_1.example"):
+        with pytest.raises(BackendUnavailable, match="not valid"):
+            await provider.stop(one)
+    await opened.discard(order.sandbox_id)
+    assert not await opened.owned()
+    await opened.aclose()
+
+
 async def test_variables_of_a_request_reach_commands_and_no_shell_of_root(backend):
     env = {
         # Bash evaluates it when it starts.
@@ -161,10 +187,11 @@ async def test_a_living_sandbox_survives_bad_answers_wrong_clocks_and_its_own_en
     assert (await box.run("echo alive")).stdout == b"alive\n"
     proxy.clear()
     proxy.fault("GET", r"/sandboxes", "answer", 401)
+    third = e2b_service.open_backend(tmp_path, options)
     with pytest.raises(BackendUnavailable, match="credentials"):
-        await other.attach(sandbox_id)
+        await third.attach(sandbox_id)
     with pytest.raises(BackendUnavailable, match="credentials"):
-        await other.owned()
+        await third.owned()
     # What is connected does not need the provider's API.
     assert (await box.run("echo alive")).stdout == b"alive\n"
     proxy.clear()
@@ -181,5 +208,5 @@ async def test_a_living_sandbox_survives_bad_answers_wrong_clocks_and_its_own_en
         await other.attach(sandbox_id)
     await cell.destroy()
     await cell.destroy()
-    for one in (other, stopping):
+    for one in (other, third, stopping):
         await one.aclose()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.backends.cloud import machine_list
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.errors import (
     BackendUnavailable,
@@ -121,6 +122,47 @@ async def test_without_a_network_there_is_the_loopback_device_alone(
         for box in (closed, full):
             await box.aclose()
             await box.cell.destroy()
+
+
+async def test_looks_at_many_sandboxes_share_one_list(
+    server: FlyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine_list, "LIST_S", PATIENCE_S)
+    ids = [new_sandbox_id(), new_sandbox_id()]
+    async with backend_on(server, tmp_path) as backend:
+        cells = [await backend.create(one, SPEC) for one in ids]
+        server.requests.clear()
+        for _ in range(5):
+            assert [(await backend.attach(one)).machine_id for one in ids] == [
+                one.machine_id for one in cells
+            ]
+            assert await backend.owned() == sorted(ids)
+        assert len(server.requests) == 1
+        # A machine that has ended is noticed by a connection, and then by everything else.
+        await asyncio.to_thread(server.vanish, cells[0].machine_id)
+        for cell in cells:
+            await cell.let_go()
+        attached = await backend.attach(ids[0])
+        with pytest.raises(SandboxLost):
+            await attached.dial()
+        with pytest.raises(SandboxLost):
+            await backend.attach(ids[0])
+        for cell in cells:
+            await cell.destroy()
+        assert await backend.owned() == []
+
+
+async def test_a_machine_that_was_renamed_from_inside_is_removed(server: FlyServer, tmp_path: Path):
+    sandbox_id = new_sandbox_id()
+    async with backend_on(server, tmp_path) as backend:
+        cell = await backend.create(sandbox_id, SPEC)
+        server.records[cell.machine_id].name = "else"
+        with pytest.raises(SandboxLost):
+            await backend.attach(sandbox_id)
+        assert await backend.owned() == [sandbox_id]
+        await backend.discard(sandbox_id)
+        assert await backend.owned() == []
+    assert server.live == []
 
 
 async def test_what_fly_cannot_do_is_refused_by_name(server: FlyServer, tmp_path: Path):

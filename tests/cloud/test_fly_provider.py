@@ -15,7 +15,7 @@ from sandkasten.backends.cloud.fly import fly_provider
 from sandkasten.backends.cloud.fly.fly_options import FlyOptions
 from sandkasten.backends.cloud.fly.fly_provider import FlyProvider
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, MachineOrder
-from sandkasten.errors import BackendUnavailable, Busy, SandboxLost
+from sandkasten.errors import BackendUnavailable, Busy, InvalidImage, SandboxLost
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.retries import Backoff
 from tests.cloud.fly_server import APP, TOKEN, FlyServer
@@ -116,6 +116,47 @@ async def test_a_machine_is_made_reached_found_and_removed(server: FlyServer):
     assert server.live == []
 
 
+async def test_a_machine_whose_metadata_was_changed_from_inside_is_found(server: FlyServer):
+    sandbox_id = new_sandbox_id()
+    async with opened(server) as provider, opened(server, "another") as other:
+        machine_id = await provider.start(order(sandbox_id))
+        for owner in ("another", ""):
+            metadata = {"sandkasten_owner": owner, "sandkasten_id": new_sandbox_id()}
+            server.records[machine_id].config["metadata"] = metadata
+            assert await provider.machines() == {sandbox_id: machine_id}
+            assert await provider.find(sandbox_id) == machine_id
+            # It is nobody else's either.
+            assert await other.machines() == {}
+
+
+async def test_an_id_that_leads_elsewhere_becomes_no_part_of_a_url(server: FlyServer):
+    async with opened(server) as provider:
+        machine_id = await provider.start(order(new_sandbox_id()))
+        record = server.records[machine_id]
+        for wrong in ("..", ".", "", "../../other", "a/../b", "x" * 200):
+            record.id = wrong
+            assert await provider.machines() == {}
+            for request in (provider.stop(wrong), provider.connect(wrong)):
+                with pytest.raises(BackendUnavailable, match="not valid"):
+                    await request
+    machines = f"/v1/apps/{APP}/machines"
+    assert {one.partition(" ")[2] for one in server.requests} <= {
+        machines,
+        f"{machines}/{machine_id}/wait",
+    }
+
+
+async def test_what_fly_says_is_repeated_in_one_line_that_is_short(server: FlyServer):
+    hostile = "no image\x1b[31m\r\n{'level': 'error'}\u202e" + "x" * 100_000
+    server.fail(CREATE, "status", status=422, message=hostile)
+    async with opened(server) as provider:
+        with pytest.raises(InvalidImage) as raised:
+            await provider.start(order(new_sandbox_id()))
+    assert "no image [31m {'level': 'error'} xx" in raised.value.message
+    assert raised.value.message.isprintable()
+    assert len(raised.value.message) < 400
+
+
 async def test_a_machine_is_reached_at_its_private_address(server: FlyServer):
     async with opened(server, reach="private") as provider:
         machine_id = await provider.start(order(new_sandbox_id(), "python3", "-c", ECHO))
@@ -123,6 +164,9 @@ async def test_a_machine_is_reached_at_its_private_address(server: FlyServer):
         assert "services" not in record.config
         await asyncio.to_thread(server.call, server.private_network(record, 8484))
         assert await _heard(provider, machine_id) == b"secret"
+        record.private_ip = "elsewhere.example"
+        with pytest.raises(BackendUnavailable, match="address"):
+            await provider.connect(machine_id)
 
 
 async def test_asked_twice_there_is_one_machine(server: FlyServer):

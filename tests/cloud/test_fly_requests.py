@@ -109,8 +109,8 @@ def test_a_port_that_is_taken_is_not_chosen():
         machine_request.free_port(range(first, last + 1), first)
 
 
-def test_the_name_of_a_machine_follows_from_its_sandbox():
-    assert machine_request.machine_name(ID) == "sandkasten-sbx-0123456789abcdef"
+def test_the_name_of_a_machine_follows_from_its_installation_and_its_sandbox():
+    assert machine_request.machine_name("me", ID) == "sandkasten-me-sbx-0123456789abcdef"
 
 
 @pytest.mark.parametrize(
@@ -131,15 +131,25 @@ def test_the_end_of_a_machine_is_told_from_its_events(machine, said):
     assert machine_request.end_of(machine) == said
 
 
+@pytest.mark.parametrize(
+    ("told", "port"),
+    [("8484", 8484), ("65536", 0), ("\u00b2", 0), ("-1", 0), ("99999999999", 0), (None, 0)],
+)
+def test_a_port_that_cannot_be_one_is_none(told, port):
+    assert machine_request.gate_port({"config": {"metadata": {"sandkasten_port": told}}}) == port
+    services = [{"ports": [{"port": port or 1 << 20}]}]
+    assert machine_request.service_port({"config": {"services": services}}) == (port or None)
+
+
 def test_a_machine_whose_host_is_away_is_still_ours():
-    name = machine_request.machine_name(ID)
-    machine = {"id": "m", "name": name, "incomplete_config": {"metadata": {"sandkasten_id": ID}}}
-    assert machine_request.sandbox_of(machine) == ID
+    machine = {"id": "m", "name": machine_request.machine_name("me", ID), "incomplete_config": {}}
+    assert machine_request.sandbox_of(machine, "me") == ID
 
 
 @pytest.mark.parametrize("told", ["sbx_fedcba9876543210", "../owner", ""])
 def test_a_machine_that_changed_its_metadata_is_no_other_sandbox(told):
-    name, metadata = machine_request.machine_name(ID), {"sandkasten_id": told}
+    name, metadata = machine_request.machine_name("me", ID), {"sandkasten_id": told}
     machine = {"id": "m", "name": name, "config": {"metadata": metadata}}
-    assert machine_request.sandbox_of(machine) == ID
-    assert machine_request.sandbox_of({**machine, "name": "else"}) is None
+    assert machine_request.sandbox_of(machine, "me") == ID
+    assert machine_request.sandbox_of(machine, "m") is None
+    assert machine_request.sandbox_of({**machine, "name": "else"}, "me") is None

@@ -32,6 +32,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_address(host: str) -> bool:
+    """Return whether a host is an address, and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return an address, without the IPv6 address that only wraps it; ValueError if invalid."""
     found = ipaddress.ip_address(address)

@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from sandkasten.backends.cloud import differences, machine_plan, provider_errors
 from sandkasten.backends.cloud.cell import CloudCell
+from sandkasten.backends.cloud.machine_list import MachineList
 from sandkasten.backends.gate import entry_keys
 from sandkasten.disk.cleanup import finish
 from sandkasten.errors import Conflict, SandkastenError
@@ -47,6 +48,7 @@ class CloudBackend:
         self, provider: Provider, records: MachineRecords, owner: str, options: CloudOptions
     ) -> None:
         self._provider = provider
+        self._machines = MachineList(provider)
         self._records = records
         self._owner = owner
         self._options = options
@@ -91,6 +93,7 @@ class CloudBackend:
         try:
             async with asyncio.timeout(self._options.start_s):
                 machine_id = await self._provider.start(order)
+            self._machines.add(sandbox_id, machine_id)
             await asyncio.to_thread(self._records.complete, sandbox_id, machine_id)
             cell = self._cell(sandbox_id, machine_id, keys)
             await cell.greet(self._options.start_s)
@@ -109,7 +112,7 @@ class CloudBackend:
         record = await asyncio.to_thread(self._records.read, sandbox_id)
         if record is None:
             raise provider_errors.lost(sandbox_id, "this data directory has no key of it")
-        machine_id = await self._provider.find(sandbox_id)
+        machine_id = await self._machines.find(sandbox_id)
         if machine_id is None or machine_id != (record.machine_id or machine_id):
             title = self._provider.traits.title
             raise provider_errors.lost(sandbox_id, f"{title} has no such machine")
@@ -117,12 +120,16 @@ class CloudBackend:
 
     async def owned(self) -> Sequence[SandboxId]:
         # Labels are what a provider says; an id becomes the name of a file.
-        machines = filter(is_sandbox_id, await self._provider.machines())
+        machines = filter(is_sandbox_id, await self._machines.ids())
         return sorted({*machines, *await asyncio.to_thread(self._records.ids)})
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        machine_id = await self._provider.find(sandbox_id)
-        await self._remove(sandbox_id, machine_id or "")
+        machine_id = await self._machines.look(sandbox_id)
+        if machine_id is None:
+            # Code that became root may have changed what the machine is found by.
+            record = await asyncio.to_thread(self._records.read, sandbox_id)
+            machine_id = "" if record is None else record.machine_id
+        await self._remove(sandbox_id, machine_id)
 
     async def aclose(self) -> None:
         await self._provider.aclose()
@@ -165,7 +172,7 @@ class CloudBackend:
     def _cell(
         self, sandbox_id: SandboxId, machine_id: str, keys: entry_keys.EntryKeys
     ) -> CloudCell:
-        cell = CloudCell(sandbox_id, machine_id, self._provider, keys, self._remove)
+        cell = CloudCell(sandbox_id, machine_id, self._provider, self._machines, keys, self._remove)
         self._cells.add(cell)
         return cell
 
@@ -176,6 +183,7 @@ class CloudBackend:
             await one.let_go()
         if machine_id:
             await self._provider.stop(machine_id)
+        self._machines.drop(sandbox_id)
         await asyncio.to_thread(self._records.remove, sandbox_id)
 
     async def _undo(self, sandbox_id: SandboxId) -> None:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.cloud import provider_errors
 from sandkasten.backends.gate import tls_stream
-from sandkasten.errors import Busy
+from sandkasten.errors import Busy, SandboxLost
 from sandkasten.model.sandbox.usage import Usage
 from sandkasten.wire.byte_streams import PrefixedStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from sandkasten.backends.cloud.machine_list import MachineList
     from sandkasten.backends.cloud.provider import Provider
     from sandkasten.backends.gate.entry_keys import EntryKeys
     from sandkasten.errors import SandkastenError
@@ -40,12 +41,14 @@ class CloudCell:
         sandbox_id: SandboxId,
         machine_id: str,
         provider: Provider,
+        machines: MachineList,
         keys: EntryKeys,
         end: Callable[[SandboxId, str], Awaitable[None]],
     ) -> None:
         self.id = sandbox_id
         self.machine_id = machine_id
         self._provider = provider
+        self._machines = machines
         self._keys = keys
         self._end = end
         self._first: ByteStream | None = None
@@ -76,6 +79,9 @@ class CloudCell:
             raise provider_errors.lost(self.id, "it was removed")
         try:
             return await self._spoken()
+        except SandboxLost:
+            self._machines.drop(self.id)
+            raise
         except OSError as exc:
             raise await self._no_way_in(str(exc) or type(exc).__name__) from exc
 
@@ -97,12 +103,12 @@ class CloudCell:
         """Return the error for a machine that cannot be reached: lost, or alive and silent."""
         for pause_s in _NOTICE_S:
             await asyncio.sleep(pause_s)
-            if await self._provider.find(self.id) != self.machine_id:
+            if await self._machines.look(self.id) != self.machine_id:
                 return provider_errors.lost(
                     self.id, f"{self._provider.traits.title} has no such machine"
                 )
         return Busy(
-            f"sandbox {self.id} does not answer: {why[:300]}",
+            f"sandbox {self.id} does not answer: {provider_errors.plain(why)}",
             hint="try again, or destroy it",
         )
 

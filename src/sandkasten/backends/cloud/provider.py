@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from dataclasses import field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,14 @@ LABEL_OWNER = "sandkasten.owner"
 """The installation that a machine belongs to: no other one removes it."""
 LABEL_ID = "sandkasten.id"
 """The sandbox that it is."""
+_MACHINE_ID: Final = lazy_pattern.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}\Z")
+
+
+def is_machine_id(value: object) -> bool:
+    """Return whether a value can be the id of a machine. It becomes a part of URLs and host names,
+    where `..`, a slash or a dot would lead elsewhere.
+    """
+    return isinstance(value, str) and _MACHINE_ID.match(value) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
-"""Named errors for the answers of providers. Pure."""
+"""Named errors for the answers of providers. Pure.
+
+What a provider said, or a machine, is repeated only through `plain`: clients and logs show it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import BackendUnavailable, Busy, SandboxLost
 
 if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
 
-_SHOWN: int = 300
+_SHOWN: Final = 300
 
 
 def unauthorized(backend: str, title: str, variable: str, told: str = "") -> BackendUnavailable:
@@ -44,9 +47,19 @@ def outage(backend: str, title: str, told: str = "") -> BackendUnavailable:
 
 
 def lost(sandbox_id: SandboxId | str, why: str) -> SandboxLost:
-    return SandboxLost(f"sandbox {sandbox_id} is gone: {why}", hint="create a new one")
+    return SandboxLost(
+        f"sandbox {plain(sandbox_id)} is gone: {plain(why)}", hint="create a new one"
+    )
+
+
+def plain(told: object) -> str:
+    """Return the beginning of a foreign text in one line, without control characters."""
+    # Twice what is shown: what is cut off need not be looked at.
+    text = str(told)[: 2 * _SHOWN]
+    words = "".join(one if one.isprintable() else " " for one in text).split()
+    return " ".join(words)[:_SHOWN]
 
 
 def _because(told: str) -> str:
-    plain = "".join(one if one.isprintable() else " " for one in told).strip()
-    return f": {plain[:_SHOWN]}" if plain else ""
+    found = plain(told)
+    return f": {found}" if found else ""

@@ -22,7 +22,7 @@ from e2b.sandbox.commands.command_handle import CommandExitException
 from sandkasten.backends.cloud import provider_errors, websocket_stream
 from sandkasten.backends.cloud.e2b.e2b_traits import TITLE, TRAITS
 from sandkasten.backends.cloud.machine_plan import DIRECTORY
-from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER
+from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, is_machine_id
 from sandkasten.errors import (
     BackendUnavailable,
     ImageNotFound,
@@ -51,6 +51,8 @@ _PAGE: Final = 100
 _TRAFFIC: Final = "e2b-traffic-access-token"
 _ROOT: Final = "root"
 _RETRY_S: Final = 0.05
+# Of what the gate prints before it listens.
+_SAID_CHARS: Final = 1000
 # In the command line of the gate, and of the shell that becomes it.
 _GATE_MODE: Final = "--machine"
 # A service may let the file API write only to the places of a user.
@@ -127,6 +129,7 @@ class E2bProvider:
                 idempotency_key=f"{self._owner}-{host_label(order.sandbox_id)}",
                 **self._api,
             )
+            _check_id(machine.sandbox_id)
             self._addresses[machine.sandbox_id] = self._address(machine, order.port)
             files = {**order.files, _START: _start_script(order).encode()}
             await machine.files.write_files(
@@ -138,21 +141,29 @@ class E2bProvider:
 
     async def _run_gate(self, machine: e2b.AsyncSandbox, order: MachineOrder) -> None:
         """Start the command, and return when its port answers. Raise why it has ended."""
-        said: list[str] = []
+        said = ""
+
+        def note(text: str) -> None:
+            nonlocal said
+            said = (said + text)[:_SAID_CHARS]
+
         command = await machine.commands.run(
             _script(order),
             background=True,
             user=_ROOT,
             cwd="/",
             timeout=0,
-            on_stderr=said.append,
+            on_stderr=note,
+            # The programs are those of the template: they may print without end.
+            retain_output=False,
         )
         ended = asyncio.ensure_future(command.wait())
         answers = asyncio.ensure_future(self._answers(machine.sandbox_id))
         try:
             await asyncio.wait({ended, answers}, return_when=asyncio.FIRST_COMPLETED)
             if not answers.done():
-                await _raise_end(ended, said)
+                code = await _exit_code(ended)
+                raise _gate_ended(code, said)
             await answers
         finally:
             ended.cancel()
@@ -188,7 +199,8 @@ class E2bProvider:
                     told = one.metadata or {}
                     the_id = told.get(LABEL_ID, "")
                     # The answer is checked: other installations have sandboxes there too.
-                    if is_sandbox_id(the_id) and labels.items() <= told.items():
+                    ours = is_sandbox_id(the_id) and labels.items() <= told.items()
+                    if ours and is_machine_id(one.sandbox_id):
                         found[SandboxId(the_id)] = one.sandbox_id
         return found
 
@@ -212,6 +224,7 @@ class E2bProvider:
             )
 
     async def _open(self, machine_id: str) -> ByteStream:
+        _check_id(machine_id)
         address = self._addresses.get(machine_id)
         if address is None:
             with _translated(machine_id=machine_id):
@@ -246,6 +259,7 @@ class E2bProvider:
         )
 
     async def stop(self, machine_id: str) -> None:
+        _check_id(machine_id)
         self._addresses.pop(machine_id, None)
         with _translated():
             await e2b.AsyncSandbox.kill(sandbox_id=machine_id, **self._api)
@@ -254,6 +268,12 @@ class E2bProvider:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+def _check_id(machine_id: str) -> None:
+    # The SDK makes URLs and host names of it.
+    if not is_machine_id(machine_id):
+        raise provider_errors.outage(NAME, TITLE, "the id of a sandbox is not valid")
 
 
 def _script(order: MachineOrder) -> str:
@@ -281,16 +301,18 @@ def _start_script(order: MachineOrder) -> str:
     return f'rm -f "$0"\nexec env {" ".join(pairs)} "$@"\n'
 
 
-async def _raise_end(ended: asyncio.Future[Any], said: Sequence[str]) -> None:
-    """Raise why the gate is not there any more."""
-    code = 0
+async def _exit_code(ended: asyncio.Future[Any]) -> int:
     try:
         await ended
     except CommandExitException as exc:
-        code = exc.exit_code
-    told = "".join(said).strip() or "it said nothing"
-    raise BackendUnavailable(
-        f"the gate ended in the sandbox with status {code}: {told[:300]}",
+        return int(exc.exit_code)
+    return 0
+
+
+def _gate_ended(code: int, said: str) -> BackendUnavailable:
+    told = provider_errors.plain(said) or "it said nothing"
+    return BackendUnavailable(
+        f"the gate ended in the sandbox with status {code}: {told}",
         hint="use a template with a user root; if its processors differ from this machine's, "
         "set backends.e2b.programs_dir",
         backend=NAME,
@@ -336,7 +358,7 @@ def _of_status(exc: e2b.SandboxException, image: str) -> SandkastenError:
         return provider_errors.unauthorized(NAME, TITLE, _VARIABLE, told)
     if image and exc.status_code in _NO_TEMPLATE and "template" in told.lower():
         return ImageNotFound(
-            f"E2B has no template {image}: {told[:200]}",
+            f"E2B has no template {image}: {provider_errors.plain(told)}",
             hint="name a template as the image, or set backends.e2b.templates",
             image=image,
         )

@@ -21,9 +21,10 @@ from sandkasten.backends.cloud.fly import machine_request
 from sandkasten.backends.cloud.fly.fly_options import TOKEN_VARIABLE
 from sandkasten.backends.cloud.fly.fly_traits import TRAITS
 from sandkasten.backends.cloud.fly.machines_api import MachinesApi, Refused, Unanswered
-from sandkasten.backends.cloud.provider import LABEL_OWNER
+from sandkasten.backends.cloud.provider import is_machine_id
 from sandkasten.backends.gate.gate_stream import GateStream
 from sandkasten.errors import BackendUnavailable, InvalidImage, SandkastenError
+from sandkasten.model.addresses import is_address
 from sandkasten.model.retries import Backoff
 from sandkasten.model.sandbox.readiness import Readiness
 
@@ -170,7 +171,7 @@ class FlyProvider:
         async with self._choosing:
             now = asyncio.get_running_loop().time()
             if self._looked_at is None or now - self._looked_at > _FRESH_S:
-                found = await self._listed({})
+                found = await self._listed(summary=False)
                 ports = (machine_request.service_port(one) for one in found)
                 self._taken = {port for port in ports if port is not None}
                 self._looked_at = now
@@ -182,16 +183,17 @@ class FlyProvider:
     async def _create(self, sandbox_id: SandboxId, body: Mapping[str, Any]) -> str:
         try:
             made = await self._ask(lambda: self._api.create(body))
-            return str(made["id"])
         except Refused as exc:
             if not exc.name_taken:
                 raise self._translated(exc) from exc
-        except KeyError as exc:
-            raise provider_errors.outage(self.name, TRAITS.title, "a machine without id") from exc
+        else:
+            if not is_machine_id(made.get("id")):
+                raise provider_errors.outage(self.name, TRAITS.title, "a machine has no valid id")
+            return str(made["id"])
         found = await self.find(sandbox_id)
         if found is None:
             raise BackendUnavailable(
-                f"a machine named {body['name']} belongs to another installation, or is ending",
+                f"a machine named {body['name']} exists and is ending",
                 hint=f"try again; if it persists, run fly machine list -a {self._options.app}",
                 backend=self.name,
             )
@@ -210,7 +212,8 @@ class FlyProvider:
                 if machine is None or machine_request.has_ended(machine):
                     why = "it vanished" if machine is None else machine_request.end_of(machine)
                     raise BackendUnavailable(
-                        f"the machine of sandbox {sandbox_id} did not start: {why}",
+                        f"the machine of sandbox {sandbox_id} did not start: "
+                        f"{provider_errors.plain(why)}",
                         hint=f"the image must have our programs in {self._options.programs}; "
                         f"run fly logs -a {self._options.app}",
                         backend=self.name,
@@ -232,25 +235,26 @@ class FlyProvider:
         async with self._listing:
             if self._found is None or self._found_at < asked_at:
                 found_at = loop.time()
-                listed = await self._listed({LABEL_OWNER: self._owner})
-                pairs = [(machine_request.sandbox_of(one), str(one["id"])) for one in listed]
-                self._found = {sandbox: one for sandbox, one in pairs if sandbox is not None}
+                found: dict[SandboxId, str] = {}
+                # The names are compared here: what code can change hides no machine.
+                for one in await self._listed(summary=True):
+                    sandbox_id = machine_request.sandbox_of(one, self._owner)
+                    if sandbox_id is not None:
+                        found[sandbox_id] = str(one["id"])
+                self._found = found
                 self._found_at = found_at
             return self._found
 
-    async def _listed(self, labels: Mapping[str, str]) -> list[Mapping[str, Any]]:
-        """Return the machines with these labels that have not been destroyed."""
-        metadata = machine_request.metadata(labels)
+    async def _listed(self, *, summary: bool) -> list[Mapping[str, Any]]:
+        """Return the machines of the app that have not been destroyed."""
         try:
-            found = await self._ask(lambda: self._api.machines(metadata))
+            found = await self._ask(lambda: self._api.machines(summary=summary))
         except Refused as exc:
             raise self._translated(exc) from exc
         return [
             one
             for one in found
-            if one.get("id")
-            and machine_request.has_labels(one, labels)
-            and not machine_request.is_destroyed(one)
+            if is_machine_id(one.get("id")) and not machine_request.is_destroyed(one)
         ]
 
     async def _shown(self, machine_id: str) -> Mapping[str, Any] | None:
@@ -289,7 +293,10 @@ class FlyProvider:
         port = machine_request.service_port(machine)
         if port is not None:
             return self._options.host, port
-        return str(machine.get("private_ip") or ""), machine_request.gate_port(machine)
+        private = str(machine.get("private_ip") or "")
+        if not is_address(private):
+            raise provider_errors.outage(self.name, TRAITS.title, "a machine has no valid address")
+        return private, machine_request.gate_port(machine)
 
     async def stop(self, machine_id: str) -> None:
         self._addresses.pop(machine_id, None)

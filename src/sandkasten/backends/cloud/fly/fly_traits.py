@@ -47,6 +47,12 @@ TRAITS: Final = Traits(
             "which only root of the machine can leave",
         ),
         Difference(
+            "network: full",
+            "differs",
+            "machines of one private network of Fly reach each other",
+            "give the app a network of its own",
+        ),
+        Difference(
             "creates in a row",
             "differs",
             "Fly creates one machine of an app per second, with bursts of three; more wait",

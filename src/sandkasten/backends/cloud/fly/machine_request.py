@@ -1,8 +1,9 @@
 """What is sent to Fly for one machine, and what is read of it again. Pure functions.
 
-The name of a machine is unique in its app and follows from the id of the sandbox: a request that
-is repeated because its answer was lost never makes a second machine. A machine restarts never and
-is destroyed when its first process ends.
+The name of a machine is unique in its app and follows from the installation and the id of the
+sandbox: a request that is repeated because its answer was lost never makes a second machine, and
+machines are found by their names. A machine restarts never and is destroyed when its first process
+ends.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import base64
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.backends.cloud.provider import LABEL_OWNER
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.ids import SandboxId, is_sandbox_id
+from sandkasten.model.ids import SandboxId, host_label, is_sandbox_id
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -27,6 +29,7 @@ FIRST_PORT, LAST_PORT = 20_000, 59_999
 MOST_FILE_BYTES: Final = 64 << 10
 _NAME_PREFIX: Final = "sandkasten-"
 _GATE_PORT: Final = "sandkasten_port"
+_PORTS: Final = 1 << 16
 _MIB: Final = 1 << 20
 _STEP_MIB: Final = 256
 _PRIVATE: Final = 0o600
@@ -69,8 +72,8 @@ def size(cpus: float, memory_bytes: int, kind: CpuKind) -> Size:
     )
 
 
-def machine_name(sandbox_id: SandboxId) -> str:
-    return f"{_NAME_PREFIX}{sandbox_id.replace('_', '-').lower()}"
+def machine_name(owner: str, sandbox_id: SandboxId) -> str:
+    return f"{_NAME_PREFIX}{owner}-{host_label(sandbox_id).lower()}"
 
 
 def create_body(order: MachineOrder, options: FlyOptions, port: int | None) -> dict[str, Any]:
@@ -103,7 +106,8 @@ def create_body(order: MachineOrder, options: FlyOptions, port: int | None) -> d
             }
         ]
     # Secrets of the app are not for its sandboxes.
-    body = {"name": machine_name(order.sandbox_id), "config": config, "skip_secrets": True}
+    name = machine_name(order.labels[LABEL_OWNER], order.sandbox_id)
+    body = {"name": name, "config": config, "skip_secrets": True}
     region = order.region or options.region
     return {**body, "region": region} if region else body
 
@@ -124,7 +128,7 @@ def command(order: MachineOrder, programs: str) -> list[str]:
 
 
 def metadata(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return labels as metadata: a filter is written `metadata.NAME`, so a name has no dots."""
+    """Return labels as metadata, for people: a filter is `metadata.NAME`, so a name has no dots."""
     return {name.replace(".", "_"): value for name, value in labels.items()}
 
 
@@ -165,28 +169,25 @@ def service_port(machine: Mapping[str, Any]) -> int | None:
     """Return the app's port at which the gate of this machine is."""
     for service in _config(machine).get("services") or ():
         for port in service.get("ports") or ():
-            if isinstance(port.get("port"), int):
+            if port.get("port") in range(1, _PORTS):
                 return int(port["port"])
     return None
 
 
-def sandbox_of(machine: Mapping[str, Any]) -> SandboxId | None:
-    """Return the sandbox by the name of the machine, which nothing changes. Root of a hostile
-    image can change the metadata, through Fly's socket.
+def sandbox_of(machine: Mapping[str, Any], owner: str) -> SandboxId | None:
+    """Return the sandbox of this installation by the name of the machine. Root of a hostile image
+    can change the metadata, through Fly's socket.
     """
-    prefix, name = _NAME_PREFIX, str(machine.get("name") or "")
+    prefix, name = f"{_NAME_PREFIX}{owner}-", str(machine.get("name") or "")
     found = name.removeprefix(prefix).replace("-", "_")
     return SandboxId(found) if name.startswith(prefix) and is_sandbox_id(found) else None
-
-
-def has_labels(machine: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    return metadata(labels).items() <= (_config(machine).get("metadata") or {}).items()
 
 
 def gate_port(machine: Mapping[str, Any]) -> int:
     """Return the port at which the gate listens inside."""
     found = str((_config(machine).get("metadata") or {}).get(_GATE_PORT))
-    return int(found) if found.isdigit() else 0
+    is_number = found.isascii() and found.isdecimal() and len(found) <= len(str(_PORTS))
+    return int(found) if is_number and int(found) < _PORTS else 0
 
 
 def is_destroyed(machine: Mapping[str, Any]) -> bool:

@@ -16,6 +16,8 @@ from urllib.parse import quote
 
 import aiohttp
 
+from sandkasten.backends.cloud.provider import is_machine_id
+from sandkasten.backends.cloud.provider_errors import plain
 from sandkasten.model.retries import retry_after_s
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 # A list contains the configuration of every machine, with its files.
 _MOST_BYTES: Final = 64 << 20
-_MOST_MESSAGE: Final = 500
 _CHUNK: Final = 256 << 10
 # The API waits for a state at most this long.
 LONGEST_WAIT_S: Final = 60
@@ -91,9 +92,9 @@ class MachinesApi:
         found = _mapping(await self._ask("GET", f"{self._app}/ip_assignments")).get("ips")
         return _mappings(found or [])
 
-    async def machines(self, metadata: Mapping[str, str]) -> list[Mapping[str, Any]]:
-        """Return the machines of the app that have this metadata."""
-        query = {f"metadata.{name}": value for name, value in metadata.items()}
+    async def machines(self, *, summary: bool) -> list[Mapping[str, Any]]:
+        """Return the machines of the app; a summary has no configuration."""
+        query = {"summary": "true"} if summary else {}
         return _mappings(await self._ask("GET", f"{self._app}/machines", query=query))
 
     async def create(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -116,7 +117,9 @@ class MachinesApi:
             await session.close()
 
     def _machine(self, machine_id: str) -> str:
-        return f"{self._app}/machines/{quote(machine_id, safe='')}"
+        if not is_machine_id(machine_id):
+            raise Unanswered("the id of a machine is not valid")
+        return f"{self._app}/machines/{machine_id}"
 
     async def _ask(
         self,
@@ -135,7 +138,7 @@ class MachinesApi:
         except ssl.SSLError as exc:
             raise Unanswered(f"no secure connection: {exc.reason or 'TLS'}") from exc
         except (OSError, aiohttp.ClientError) as exc:
-            raise Unanswered(str(exc)[:_MOST_MESSAGE] or type(exc).__name__) from exc
+            raise Unanswered(plain(exc) or type(exc).__name__) from exc
 
     async def _send(
         self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None
@@ -176,12 +179,12 @@ def _refusal(status: int, content: bytearray, headers: Mapping[str, str]) -> Ref
     message = reason = ""
     try:
         told = json.loads(content)
-        message, reason = str(told.get("error") or ""), str(told.get("status") or "")
+        message, reason = plain(told.get("error") or ""), plain(told.get("status") or "")
     except (ValueError, AttributeError):
         pass
     # A clock that differs from ours would turn a date into any time at all.
     wanted_s = retry_after_s({**headers, "Retry-After": _duration(headers)}, time.time())
-    return Refused(status, message[:_MOST_MESSAGE] or f"status {status}", reason, wanted_s)
+    return Refused(status, message or f"status {status}", reason, wanted_s)
 
 
 def _duration(headers: Mapping[str, str]) -> str:

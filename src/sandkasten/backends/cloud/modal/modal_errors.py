@@ -26,7 +26,6 @@ CALL_ERRORS: Final = (
     TimeoutError,
 )
 """What a call of the SDK raises when it fails."""
-_SHOWN: Final = 300
 
 
 def needs_new_session(exc: BaseException) -> bool:
@@ -38,20 +37,20 @@ def needs_new_session(exc: BaseException) -> bool:
 
 def translated(exc: BaseException, image: str = "") -> SandkastenError:
     """Return the error for a failed call. `image`: the one that a machine was to have."""
-    told = str(exc) or type(exc).__name__
+    told = provider_errors.plain(exc) or type(exc).__name__
     if isinstance(exc, exception.AuthError | exception.PermissionDeniedError):
         return provider_errors.unauthorized(NAME, TITLE, VARIABLES, told)
     if isinstance(exc, exception.ResourceExhaustedError):
         return provider_errors.rate_limited(NAME, TITLE, _retry_after_s(exc), told)
     if isinstance(exc, exception.ImageBuildError):
         return ImageNotFound(
-            f"Modal cannot make image {image}: {told[:_SHOWN]}",
+            f"Modal cannot make image {image}: {told}",
             hint="name an image for linux/amd64 in a registry that Modal can read",
             image=image,
         )
     if isinstance(exc, exception.InvalidError):
         return InvalidRequest(
-            f"Modal does not accept the sandbox: {told[:_SHOWN]}",
+            f"Modal does not accept the sandbox: {told}",
             hint="correct the image, the limits or backends.modal.region",
         )
     return provider_errors.outage(NAME, TITLE, told)
