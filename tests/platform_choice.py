@@ -125,7 +125,7 @@ TITLES = {
 }
 # Of these the contract alone is asked, with `all`: one isolates nothing, and what is around a
 # machine is its provider's.
-CONTRACT_ONLY = ("unisolated", "e2b", "fly")
+CONTRACT_ONLY = ("unisolated", "e2b", "fly", "modal")
 # The rows of `make test-cluster`, which the other targets do not run.
 CLUSTER_TITLES = {
     "kubernetes": "a Pod on Kubernetes, reached at its address",
@@ -207,9 +207,10 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("security", "docker/remote"): _PLACE_POSTURE,
     ("contract", "docker/busybox"): _PLACE,
     ("security", "docker/busybox"): _PLACE_POSTURE,
-    # The runner is in a machine of a provider, behind a WebSocket.
+    # The runner is in a machine of a provider: behind a WebSocket, a port or a relay.
     ("contract", "e2b"): _PLACE,
     ("contract", "fly"): _PLACE,
+    ("contract", "modal"): _PLACE,
     # The other way in carries the same bytes.
     ("contract", "kubernetes/exec"): Part(("port", "commands", "output"), _LARGE),
     ("security", "kubernetes/exec"): _POSTURE,
@@ -265,9 +266,9 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
 
         return open_on_e2b(data_dir)
     if ground.backend == "modal":
-        from tests.cloud.modal_service import lent_server, open_on_modal
+        from tests.cloud.modal.modal_service import open_on_modal, service
 
-        return open_on_modal(lent_server(), data_dir)
+        return open_on_modal(service(), data_dir)
     from sandkasten.backends.oci import OciBackend
 
     return OciBackend(data_dir=data_dir, runtime="runc" if ground.backend == "oci" else "runsc")

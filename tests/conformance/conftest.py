@@ -86,6 +86,9 @@ def prepared_ground(backend_name: str) -> None:
         importlib.import_module("tests.cloud.e2b_service").service()
     if ground is not None and ground.backend == "fly":
         importlib.import_module("tests.cloud.fly_platform").service()
+    if ground is not None and ground.backend == "modal":
+        importlib.import_module("modal")
+        importlib.import_module("tests.cloud.modal.modal_service").service()
 
 
 @pytest.fixture(scope="session")

@@ -12,13 +12,13 @@ from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, MachineOrder
 from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import new_sandbox_id
-from tests.cloud.modal_server import ModalServer
-from tests.cloud.modal_service import served_images
+from tests.cloud.modal.modal_server import ModalServer
+from tests.cloud.modal.modal_service import served_images
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from tests.cloud.modal_server import Rented
+    from tests.cloud.modal.modal_control import Rented
 
 RUNNER = "/opt/sandkasten/sandkasten-runner"
 SOCKET = "/run/runner.sock"
@@ -74,7 +74,7 @@ def server(_server: ModalServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mo
     secret = _server.token_secret
     yield _server
     _server.faults.clear()
-    _server.clock_s = 0.0
+    _server.control.clock_s = 0.0
     _server.token_secret = secret
     _server.clear()
 

@@ -13,8 +13,8 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.network_policy import NetworkPolicy
-from tests.cloud.modal_server import Fault
-from tests.cloud.modal_service import open_on_modal
+from tests.cloud.modal.modal_server import Fault
+from tests.cloud.modal.modal_service import open_on_modal
 from tests.conformance.box import Box
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.backends.cloud.backend import CloudBackend
-    from tests.cloud.modal_server import ModalServer
+    from tests.cloud.modal.modal_server import ModalServer
 
 pytestmark = [pytest.mark.promise("P116"), pytest.mark.root]
 SPEC = CellSpec(image=Image("debian", "engine"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.cloud.modal.conftest import Rental
-    from tests.cloud.modal_server import ModalServer
+    from tests.cloud.modal.modal_server import ModalServer
 
 pytestmark = pytest.mark.promise("P116")
 LARGE = 5 << 20

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from grpclib.server import Stream
 
-    from tests.cloud.modal_machines import Exec, Machine
+    from tests.cloud.modal.modal_machines import Exec, Machine
 
 
 class TaskRouter:

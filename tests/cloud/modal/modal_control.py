@@ -1,9 +1,4 @@
-"""A server that speaks Modal's published protocol, and whose sandboxes really run.
-
-Made from the service classes that the `modal` package ships. A call that is not served here is
-answered with UNIMPLEMENTED, so a client that begins to use another one fails by name. It runs in a
-thread of the test process; `faults` makes its answers fail.
-"""
+"""The control plane of the Modal test server: apps, images, and sandboxes that really run."""
 
 from __future__ import annotations
 
@@ -13,53 +8,23 @@ import hashlib
 import json
 import secrets
 import string
-import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from grpclib import GRPCError, Status
-from grpclib.server import Server
-from modal._utils.grpc_utils import custom_detail_codec
 from modal_proto import api_pb2
-from modal_proto.api_grpc import ModalClientBase
-from modal_proto.task_command_router_grpc import TaskCommandRouterBase
 
-from tests.cloud.modal_machines import Machine
-from tests.cloud.modal_router import TaskRouter
-from tests.patience import PATIENCE_S
+from tests.cloud.modal.modal_machines import Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-    from concurrent.futures import Future
-    from types import TracebackType
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
-    from grpclib.protocol import H2Protocol
-    from grpclib.server import Stream
-
-T = TypeVar("T")
 _LETTERS: Final = string.ascii_letters + string.digits
 _TOKEN_S: Final = 20 * 60
 _PAGE: Final = 3
 _RESULT: Final = api_pb2.GenericResult
-
-
-@dataclass(slots=True)
-class Fault:
-    """How the next answers to one call fail."""
-
-    kind: Literal["status", "cut", "lost", "hang"]
-    """`status`: refused; `cut`: the stream is reset and nothing was done; `lost`: it is done, and
-    the answer is cut in half; `hang`: no answer until the fault is taken away."""
-    status: Status = Status.UNAVAILABLE
-    message: str = "a fault of this test"
-    retry_after_s: float | None = None
-    times: int = 1_000_000
-
-    def error(self) -> GRPCError:
-        policy = api_pb2.RPCRetryPolicy(retry_after_secs=self.retry_after_s or 0.0)
-        details = None if self.retry_after_s is None else [policy]
-        return GRPCError(self.status, self.message, details)
 
 
 @dataclass(slots=True)
@@ -86,207 +51,51 @@ class _Built:
     mounts: tuple[str, ...] = ()
 
 
-class _Server(Server):
-    """A server that closes the connections of clients that do not."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.protocols: list[H2Protocol] = []
-
-    def _protocol_factory(self) -> H2Protocol:
-        made = super()._protocol_factory()
-        self.protocols.append(made)
-        return made
-
-    def cut(self) -> None:
-        for one in self.protocols:
-            one.connection.close()
-
-
-class ModalServer:
-    """A context manager. `images`: the layers of each image that can be named, uppermost first."""
+class ControlPlane:
+    """Its methods are the calls, by their names in the protocol. `images`: the layers of each image
+    that can be named, uppermost first.
+    """
 
     def __init__(self, images: Mapping[str, Sequence[str]]) -> None:
-        self.token_id, self.token_secret = "ak-" + _name(12), "as-" + _name(12)
-        self.faults: dict[str, Fault] = {}
-        self.calls: list[str] = []
         self.made: list[Rented] = []
         """Every sandbox that was ever started."""
         self.clock_s = 0.0
         """How far this server's clock is ahead."""
         self.url = ""
+        """Where commands in sandboxes are served."""
+        self.tokens: set[str] = set()
+        """Those that were issued for streams and for calls."""
+        self.watches: set[asyncio.Task[None]] = set()
+        """They end with their sandboxes."""
         self._images = dict(images)
         self._built: dict[str, _Built] = {}
         self._blobs: dict[str, bytes] = {}
         self._mounts: dict[str, list[api_pb2.MountFile]] = {}
         self._apps: dict[str, str] = {}
-        self._tokens: set[str] = set()
         self._names: set[tuple[str, str]] = set()
-        self._router = TaskRouter(lambda task_id: self._rented(task_id).machine)
-        self._watches: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="modal-server", daemon=True)
-        self._ready = threading.Event()
-        self._stop = asyncio.Event()
-
-    def __enter__(self) -> ModalServer:
-        self._thread.start()
-        assert self._ready.wait(PATIENCE_S)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.faults.clear()
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(PATIENCE_S)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables by which the SDK finds this server."""
-        return {
-            "MODAL_SERVER_URL": self.url,
-            "MODAL_TOKEN_ID": self.token_id,
-            "MODAL_TOKEN_SECRET": self.token_secret,
-        }
 
     @property
     def running(self) -> list[Rented]:
         return [one for one in self.made if one.result is None]
 
-    def later(self, what: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run something in the server's own loop."""
-        return asyncio.run_coroutine_threadsafe(what, self._loop)
-
-    def clear(self) -> None:
-        """End all sandboxes."""
-
-        async def end() -> None:
-            for one in self.running:
-                await one.machine.end()
-                await one.ended.wait()
-
-        self.later(end()).result(PATIENCE_S)
-
-    def expire_tokens(self) -> None:
-        """Refuse what was issued for streams and for calls until now."""
-        self._tokens.clear()
-
-    def vanish(self, rented: Rented) -> None:
-        """End a sandbox as a worker that dies does, and forget it."""
-
-        async def end() -> None:
-            self.made.remove(rented)
-            await rented.machine.end()
-
-        self.later(end()).result(PATIENCE_S)
-
-    # -- serving
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._run())
-        self._loop.close()
-
-    async def _run(self) -> None:
-        services = [self._service(ModalClientBase), self._service(TaskCommandRouterBase)]
-        server = _Server(services, status_details_codec=custom_detail_codec)
-        await server.start("127.0.0.1", 0)
-        assert server._server is not None
-        self.url = f"http://127.0.0.1:{server._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
-        self._ready.set()
-        await self._stop.wait()
-        server.close()
-        for one in self.running:
-            await one.machine.end()
-        await asyncio.gather(*self._watches)
-        await server.wait_closed()
-        server.cut()
-        # Transports close in the next step of the loop.
-        await asyncio.sleep(0)
-
-    def _service(self, base: type[Any]) -> Any:
-        names: frozenset[str] = base.__abstractmethods__
-        return type(base.__name__, (base,), {name: self._call(name) for name in names})()
-
-    def _call(self, name: str) -> Callable[[Any, Stream[Any, Any]], Awaitable[None]]:
-        handle = getattr(self, name, None) or getattr(self._router, name, None)
-        reads = name == "TaskExecStdioRead"
-
-        async def call(_: Any, stream: Stream[Any, Any]) -> None:
-            request = await stream.recv_message()
-            assert request is not None
-            self.calls.append(name)
-            if handle is None and not reads:
-                raise GRPCError(Status.UNIMPLEMENTED, f"{name} is not served by this test server")
-            self._check_credentials(name, stream)
-            fault = self._fault(name)
-            if fault is not None and fault.kind == "status":
-                raise fault.error()
-            if fault is not None and fault.kind == "cut":
-                await stream.cancel()
-                return
-            # The fault is taken away by another thread.
-            while fault is not None and fault.kind == "hang" and name in self.faults:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            if handle is None:
-                await self._router.read_output(request, stream)
-                return
-            answer = await handle(request)
-            if fault is not None and fault.kind == "lost":
-                await stream.send_initial_metadata()
-                await stream.cancel()
-                return
-            await stream.send_message(answer)
-
-        return call
-
-    def _fault(self, name: str) -> Fault | None:
-        fault = self.faults.get(name)
-        if fault is None or fault.times <= 0:
-            return None
-        fault.times -= 1
-        return fault
-
-    def _check_credentials(self, name: str, stream: Stream[Any, Any]) -> None:
-        assert stream.metadata is not None
-        if name.startswith("TaskExec"):
-            known = str(stream.metadata.get("authorization")).removeprefix("Bearer ")
-            if known not in self._tokens:
-                raise GRPCError(Status.UNAUTHENTICATED, "unknown bearer token")
-            return
-        shown = (
-            stream.metadata.get("x-modal-token-id"),
-            stream.metadata.get("x-modal-token-secret"),
-        )
-        if shown != (self.token_id, self.token_secret):
-            raise GRPCError(Status.UNAUTHENTICATED, "Token validation failed")
-        if name.endswith("V2") and stream.metadata.get("x-modal-auth-token") not in self._tokens:
-            raise GRPCError(Status.UNAUTHENTICATED, "unknown auth token")
-
-    def _token(self) -> str:
+    def _new_token(self) -> str:
         """Return a token whose end is told in this server's own time."""
-        claims = {"exp": int(time.time() + self.clock_s + _TOKEN_S), "jti": _name(8)}
+        claims = {"exp": int(time.time() + self.clock_s + _TOKEN_S), "jti": new_name(8)}
         body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
-        made = f"e30.{body}.{_name(8)}"
-        self._tokens.add(made)
+        made = f"e30.{body}.{new_name(8)}"
+        self.tokens.add(made)
         return made
-
-    # -- the calls of the control plane, by their names in the protocol
 
     async def ClientHello(self, _: Any) -> api_pb2.ClientHelloResponse:
         return api_pb2.ClientHelloResponse()
 
     async def AuthTokenGet(self, _: Any) -> api_pb2.AuthTokenGetResponse:
-        return api_pb2.AuthTokenGetResponse(token=self._token())
+        return api_pb2.AuthTokenGetResponse(token=self._new_token())
 
     async def AppGetOrCreate(
         self, request: api_pb2.AppGetOrCreateRequest
     ) -> api_pb2.AppGetOrCreateResponse:
-        app_id = self._apps.setdefault(request.app_name, "ap-" + _name(22))
+        app_id = self._apps.setdefault(request.app_name, "ap-" + new_name(22))
         return api_pb2.AppGetOrCreateResponse(app_id=app_id)
 
     async def EnvironmentGetOrCreate(
@@ -295,7 +104,7 @@ class ModalServer:
         settings = api_pb2.EnvironmentSettings(image_builder_version="2025.06")
         name = request.deployment_name or "main"
         return api_pb2.EnvironmentGetOrCreateResponse(
-            environment_id="en-" + _name(22),
+            environment_id="en-" + new_name(22),
             metadata=api_pb2.EnvironmentMetadata(name=name, settings=settings),
         )
 
@@ -312,7 +121,7 @@ class ModalServer:
                 built = _Built(only.removeprefix("FROM "))
             case _:
                 raise GRPCError(Status.INVALID_ARGUMENT, f"not served here: {commands}")
-        image_id = "im-" + _name(22)
+        image_id = "im-" + new_name(22)
         if built.tag in self._images:
             self._built[image_id] = built
             result = _RESULT(status=_RESULT.GENERIC_STATUS_SUCCESS)
@@ -347,7 +156,7 @@ class ModalServer:
     async def MountGetOrCreate(
         self, request: api_pb2.MountGetOrCreateRequest
     ) -> api_pb2.MountGetOrCreateResponse:
-        mount_id = "mo-" + _name(22)
+        mount_id = "mo-" + new_name(22)
         self._mounts[mount_id] = list(request.files)
         return api_pb2.MountGetOrCreateResponse(
             mount_id=mount_id, handle_metadata=api_pb2.MountHandleMetadata()
@@ -381,8 +190,8 @@ class ModalServer:
             network=definition.network_access.network_access_type != blocked,
         )
         rented = Rented(
-            id="sb-01" + _name(24),
-            task_id="ta-01" + _name(23) + "V",
+            id="sb-01" + new_name(24),
+            task_id="ta-01" + new_name(23) + "V",
             app_id=request.app_id,
             definition=definition,
             tags={one.tag_name: one.tag_value for one in request.tags},
@@ -392,7 +201,7 @@ class ModalServer:
         )
         self.made.append(rented)
         watch = asyncio.ensure_future(self._watch(rented))
-        self._watches.add(watch)
+        self.watches.add(watch)
         return api_pb2.SandboxCreateV2Response(
             sandbox_id=rented.id,
             task_id=rented.task_id,
@@ -413,7 +222,7 @@ class ModalServer:
         self._names.discard((rented.app_id, rented.definition.name))
         rented.ended.set()
 
-    def _rented(self, sandbox_id: str) -> Rented:
+    def rented(self, sandbox_id: str) -> Rented:
         for one in self.made:
             if sandbox_id in (one.id, one.task_id):
                 return one
@@ -454,7 +263,7 @@ class ModalServer:
     async def SandboxTagsGetV2(
         self, request: api_pb2.SandboxTagsGetRequest
     ) -> api_pb2.SandboxTagsGetResponse:
-        tags = self._rented(request.sandbox_id).tags.items()
+        tags = self.rented(request.sandbox_id).tags.items()
         return api_pb2.SandboxTagsGetResponse(
             tags=[api_pb2.SandboxTag(tag_name=name, tag_value=value) for name, value in tags]
         )
@@ -462,7 +271,7 @@ class ModalServer:
     async def SandboxWaitV2(
         self, request: api_pb2.SandboxWaitRequest
     ) -> api_pb2.SandboxWaitResponse:
-        rented = self._rented(request.sandbox_id)
+        rented = self.rented(request.sandbox_id)
         if request.timeout:
             await asyncio.wait(
                 {asyncio.ensure_future(rented.ended.wait())}, timeout=request.timeout
@@ -474,7 +283,7 @@ class ModalServer:
     async def SandboxTerminateV2(
         self, request: api_pb2.SandboxTerminateRequest
     ) -> api_pb2.SandboxTerminateResponse:
-        rented = self._rented(request.sandbox_id)
+        rented = self.rented(request.sandbox_id)
         if rented.result is None:
             rented.result = _RESULT(status=_RESULT.GENERIC_STATUS_TERMINATED)
             await rented.machine.end()
@@ -484,7 +293,7 @@ class ModalServer:
     async def SandboxGetTaskIdV2(
         self, request: api_pb2.SandboxGetTaskIdRequest
     ) -> api_pb2.SandboxGetTaskIdResponse:
-        rented = self._rented(request.sandbox_id)
+        rented = self.rented(request.sandbox_id)
         if rented.result is not None:
             return api_pb2.SandboxGetTaskIdResponse(task_result=rented.result)
         return api_pb2.SandboxGetTaskIdResponse(task_id=rented.task_id)
@@ -492,10 +301,10 @@ class ModalServer:
     async def SandboxGetCommandRouterAccess(
         self, request: api_pb2.SandboxGetCommandRouterAccessRequest
     ) -> api_pb2.SandboxGetCommandRouterAccessResponse:
-        if self._rented(request.sandbox_id).result is not None:
+        if self.rented(request.sandbox_id).result is not None:
             raise GRPCError(Status.FAILED_PRECONDITION, "Sandbox has already finished")
-        return api_pb2.SandboxGetCommandRouterAccessResponse(jwt=self._token(), url=self.url)
+        return api_pb2.SandboxGetCommandRouterAccessResponse(jwt=self._new_token(), url=self.url)
 
 
-def _name(length: int) -> str:
+def new_name(length: int) -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(length))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.cloud.backend import CloudBackend
@@ -12,8 +10,8 @@ from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.backends.cloud.modal.modal_options import ModalOptions
 from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
-from tests.cloud.modal_server import ModalServer
-from tests.hostwatch import loopwatch
+from tests.cloud import lent_services
+from tests.cloud.modal.modal_server import ModalServer
 from tests.platform_choice import image_named
 
 if TYPE_CHECKING:
@@ -22,17 +20,14 @@ if TYPE_CHECKING:
 
 def served_images() -> dict[str, tuple[str, ...]]:
     """Return the images of the tests, as the server wants them."""
-    return {"debian": tuple(reversed(image_named("debian").layers))}
+    layers = tuple(reversed(image_named("debian").layers))
+    # A daemon writes names of images in full.
+    return {"debian": layers, "debian:latest": layers}
 
 
-@cache
-@loopwatch.of_the_test
-def lent_server() -> ModalServer:
-    """Return the server of this process, which ends with it. Blocks."""
-    server = ModalServer(served_images())
-    server.__enter__()
-    atexit.register(server.__exit__, None, None, None)
-    return server
+def service() -> ModalServer:
+    """Return the server of this run. Blocks."""
+    return lent_services.lent("modal", lambda: ModalServer(served_images()))
 
 
 def open_on_modal(server: ModalServer, data_dir: Path, **changes: Any) -> CloudBackend:
