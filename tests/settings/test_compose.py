@@ -53,19 +53,29 @@ class Keeper(UnisolatedBackend):
 
 
 @pytest.mark.promise("P42")
-async def test_a_missing_library_is_reported_with_a_remedy(opened, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "library", "package"),
+    [
+        ("docker", "aiodocker", "docker"),
+        ("e2b", "e2b", "cloud.e2b"),
+        ("modal", "modal", "cloud.modal"),
+    ],
+)
+async def test_a_missing_library_is_reported_with_a_remedy(
+    opened, monkeypatch, backend, library, package
+):
     # As if it were not installed.
-    monkeypatch.setitem(sys.modules, "aiodocker", None)
-    for name in [one for one in sys.modules if one.startswith("sandkasten.backends.docker.")]:
-        if not name.endswith((".options", ".names")):
+    monkeypatch.setitem(sys.modules, library, None)
+    for name in [one for one in sys.modules if one.startswith(f"sandkasten.backends.{package}.")]:
+        if not name.endswith("_options"):
             monkeypatch.delitem(sys.modules, name)
     engine = await opened()
-    found = await engine.probe("docker")
-    assert (found.ready, found.remedy) == (False, install_command("docker"))
-    assert "aiodocker" in found.reason
+    found = await engine.probe(backend)
+    assert (found.ready, found.remedy) == (False, install_command(backend))
+    assert library in found.reason
     with pytest.raises(BackendUnavailable) as refused:
-        await engine.create(CreateRequest(SandboxOptions(backend="docker")))
-    assert refused.value.hint == install_command("docker")
+        await engine.create(CreateRequest(SandboxOptions(backend=backend)))
+    assert refused.value.hint == install_command(backend)
     assert await engine.list() == []
     await engine.aclose()
 

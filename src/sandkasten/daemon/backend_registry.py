@@ -83,28 +83,35 @@ class LazyBackend:
                 self._opened = self._opener()
         return self._opened
 
+    async def _ready(self) -> Backend:
+        """Open the backend in a thread: some libraries take half a second to import, which no other
+        request waits for.
+        """
+        return await asyncio.to_thread(self._open) if self._opened is None else self._opened
+
     async def probe(self) -> Readiness:
         try:
-            # Its modules take a tenth of a second to import, which no other request waits for.
-            backend: Backend = await asyncio.to_thread(self._open)
+            backend = await self._ready()
         except BackendUnavailable as exc:
             return Readiness(ready=False, reason=exc.message, remedy=exc.hint)
         return await backend.probe()
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
-        return await self._backend.create(sandbox_id, spec)
+        return await (await self._ready()).create(sandbox_id, spec)
 
     async def attach(self, sandbox_id: SandboxId) -> Cell:
-        return await self._backend.attach(sandbox_id)
+        return await (await self._ready()).attach(sandbox_id)
 
     async def owned(self) -> Sequence[SandboxId]:
         if not self._directory.exists():
             return ()
-        return await self._backend.owned()
+        return await (await self._ready()).owned()
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        if self._directory.exists() and isinstance(self._backend, Discards):
-            await self._backend.discard(sandbox_id)
+        if self._directory.exists():
+            backend = await self._ready()
+            if isinstance(backend, Discards):
+                await backend.discard(sandbox_id)
 
     async def aclose(self) -> None:
         """Close the backend if it was opened."""
@@ -128,7 +135,7 @@ class LazyImageBackend(LazyBackend):
         return backend
 
     async def ping(self) -> None:
-        backend: Backend = await asyncio.to_thread(self._open)
+        backend = await self._ready()
         if isinstance(backend, Pings):
             await backend.ping()
 
@@ -186,7 +193,7 @@ class LazyImageBackend(LazyBackend):
         return backend.create_timeout_s() if isinstance(backend, StartsSlowly) else None
 
     async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
-        backend = self._backend
+        backend = await self._ready()
         if not isinstance(backend, RefusesNetworks):
             return None
         return await backend.network_refusal(policy)
@@ -209,7 +216,7 @@ class LazyRunBackend(LazyImageBackend):
     """A lazy backend that is a `ports.RunsOnce`; the engine tests for it."""
 
     async def run(self, order: RunOrder) -> RunOutcome:
-        backend: Backend = await asyncio.to_thread(self._open)
+        backend = await self._ready()
         if not isinstance(backend, RunsOnce):
             raise InternalError(
                 f"backend {self._name} keeps sandboxes", hint="open it as a LazyBackend"
@@ -349,7 +356,9 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         "e2b": LazyCloudBackend(
             "e2b", data_dir / "e2b", partial(_with_extra, "e2b", e2b), settings.e2b.cloud
         ),
-        "modal": LazyCloudBackend("modal", data_dir / "modal", modal, settings.modal.cloud),
+        "modal": LazyCloudBackend(
+            "modal", data_dir / "modal", partial(_with_extra, "modal", modal), settings.modal.cloud
+        ),
         "dagger": LazyRunBackend("dagger", data_dir / "dagger", dagger),
     }
     for name, options in settings.docker_engines.items():

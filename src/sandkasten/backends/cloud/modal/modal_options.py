@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MOST_LIFETIME_S: Final = 86_400.0
 """Modal ends every sandbox after a day."""
+FILE_HINT: Final = "write the token's id on its first line and the secret on the second"
+_TOKEN_WORDS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +29,9 @@ class ModalOptions:
     timeout_s: float = 60.0
     """How long one request may take, with what the SDK repeats of it."""
     cloud: CloudOptions = field(default_factory=CloudOptions)
+
+
+def token_in(text: str) -> tuple[str, str] | None:
+    """Return the id and the secret of the token that a file has; None if it has another content."""
+    words = text.split()
+    return (words[0], words[1]) if len(words) == _TOKEN_WORDS else None

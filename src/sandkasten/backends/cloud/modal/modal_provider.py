@@ -21,18 +21,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import modal
+
 from sandkasten.backends.cloud import provider_errors
 from sandkasten.backends.cloud.machine_plan import KEYS_VARIABLE, RUNNER, keys_variable
 from sandkasten.backends.cloud.modal.modal_session import ModalSession
 from sandkasten.backends.cloud.modal.modal_traits import TRAITS
+from sandkasten.backends.cloud.modal.relay_stream import RelayStream
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import modal
 
     from sandkasten.backends.cloud.differences import Traits
     from sandkasten.backends.cloud.modal.modal_options import ModalOptions
@@ -92,8 +93,6 @@ class ModalProvider:
         """Make the sandbox; None if there is one of that name, such as one made by a request whose
         answer did not arrive.
         """
-        import modal
-
         cpus = max(_LEAST_CPUS, order.cpus)
         memory = max(_LEAST_MIB, math.ceil(order.memory_bytes / _MIB))
         try:
@@ -123,8 +122,6 @@ class ModalProvider:
 
     async def _image(self, order: MachineOrder, opened: Opened) -> modal.Image:
         """Return the image with our programs in it, which Modal builds once and keeps."""
-        import modal
-
         programs = {path: order.files[path] for path in order.programs}
         digest = hashlib.sha256(b"".join(programs[path] for path in sorted(programs))).hexdigest()
         key = (order.image, digest)
@@ -141,8 +138,6 @@ class ModalProvider:
         return await self._session.ask(partial(self._find, sandbox_id))
 
     async def _find(self, sandbox_id: SandboxId, opened: Opened) -> str | None:
-        import modal
-
         try:
             found = await modal.Sandbox.from_name.aio(
                 self._options.app,
@@ -160,8 +155,6 @@ class ModalProvider:
         return await self._session.ask(self._machines)
 
     async def _machines(self, opened: Opened) -> Mapping[SandboxId, str]:
-        import modal
-
         listed = modal.Sandbox.list.aio(
             app_id=opened.app.app_id, tags={LABEL_OWNER: self._owner}, client=opened.client
         )
@@ -183,10 +176,6 @@ class ModalProvider:
         return await self._session.ask(partial(self._connect, machine_id))
 
     async def _connect(self, machine_id: str, opened: Opened) -> ByteStream:
-        import modal
-
-        from sandkasten.backends.cloud.modal.relay_stream import RelayStream
-
         try:
             sandbox = opened.sandboxes.get(machine_id)
             if sandbox is None:
@@ -204,8 +193,6 @@ class ModalProvider:
         await self._session.ask(partial(self._stop, machine_id))
 
     async def _stop(self, machine_id: str, opened: Opened) -> None:
-        import modal
-
         with contextlib.suppress(modal.exception.NotFoundError):
             sandbox = opened.sandboxes.get(machine_id)
             if sandbox is None:

@@ -10,22 +10,23 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import modal
+from modal.config import config
+
 from sandkasten.backends.cloud import provider_errors
+from sandkasten.backends.cloud.modal import modal_errors
+from sandkasten.backends.cloud.modal.modal_options import FILE_HINT, token_in
 from sandkasten.disk.small_file import read_small_file
 from sandkasten.errors import BackendUnavailable
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.optional_extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    import modal
 
     from sandkasten.backends.cloud.modal.modal_options import ModalOptions
 
 T = TypeVar("T")
 _MOST_TOKEN_BYTES: Final = 4096
-_TOKEN_LINES: Final = 2
 # Told to wait, the SDK waits without an end. After this time it raises what it was told.
 _WAIT_VARIABLE, _WAIT_S = "MODAL_MAX_THROTTLE_WAIT", "20"
 
@@ -45,6 +46,7 @@ class ModalSession:
         self._options = options
         self._opened: Opened | None = None
         self._opening = asyncio.Lock()
+        os.environ.setdefault(_WAIT_VARIABLE, _WAIT_S)
 
     async def ask(
         self,
@@ -53,15 +55,12 @@ class ModalSession:
         image: str = "",
         limited: bool = True,
     ) -> T:
-        """Return the result of requests, for which the SDK is imported.
+        """Return the result of requests.
 
-        Once more, with credentials that are read again, if Modal did not accept them: it ends its
-        tokens by its own clock, and the SDK by ours. `limited`: whether the time of a request
+        Ask once more, with credentials that are read again, if Modal did not accept them: it ends
+        its tokens by its own clock, and the SDK by ours. `limited`: whether the time of a request
         applies. `image`: that of a machine to be made.
         """
-        await asyncio.to_thread(_import)
-        from sandkasten.backends.cloud.modal import modal_errors
-
         limit = self._options.timeout_s if limited else None
         again = True
         while True:
@@ -86,8 +85,6 @@ class ModalSession:
             await opened.client.close.aio()
 
     async def _open(self) -> Opened:
-        import modal
-
         async with self._opening:
             if self._opened is None:
                 token_id, secret = await asyncio.to_thread(self._credentials)
@@ -107,35 +104,23 @@ class ModalSession:
 
     def _credentials(self) -> tuple[str, str]:
         """Return the id and the secret of the token. Blocks."""
-        from modal.config import config
-
-        from sandkasten.backends.cloud.modal.modal_errors import NAME, TITLE, VARIABLES
-
         path = self._options.token_file
         if path is not None:
             try:
-                lines = (read_small_file(path, _MOST_TOKEN_BYTES) or b"").decode().split()
+                text = (read_small_file(path, _MOST_TOKEN_BYTES) or b"").decode()
             except (OSError, UnicodeDecodeError):
-                lines = []
-            if len(lines) != _TOKEN_LINES:
+                text = ""
+            token = token_in(text)
+            if token is None:
                 raise BackendUnavailable(
                     f"{path} is not a file with a token of Modal",
-                    hint="write the token's id on its first line and the secret on the second",
-                    backend=NAME,
+                    hint=FILE_HINT,
+                    backend=modal_errors.NAME,
                 )
-            return lines[0], lines[1]
+            return token
         token_id, secret = config.get("token_id"), config.get("token_secret")
         if not token_id or not secret:
-            raise provider_errors.unauthorized(NAME, TITLE, VARIABLES, "none are set")
+            raise provider_errors.unauthorized(
+                modal_errors.NAME, modal_errors.TITLE, modal_errors.VARIABLES, "none are set"
+            )
         return str(token_id), str(secret)
-
-
-def _import() -> None:
-    """Import the SDK, which takes half a second. Blocks."""
-    os.environ.setdefault(_WAIT_VARIABLE, _WAIT_S)
-    try:
-        import modal  # noqa: F401
-    except ModuleNotFoundError as exc:
-        raise BackendUnavailable(
-            "the modal backend requires the library modal", hint=install_command("modal")
-        ) from exc

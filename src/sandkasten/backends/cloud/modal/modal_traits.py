@@ -14,7 +14,7 @@ TRAITS: Final = Traits(
     networks=frozenset({"none", "full"}),
     unenforced=(
         Unenforced("pids", "Modal has no limit of processes", _ELSEWHERE),
-        Unenforced("workspace", "Modal has no limit of the disk of a sandbox", _ELSEWHERE),
+        Unenforced("workspace", "Modal decides the size of the disk", _ELSEWHERE),
         Unenforced("tmp", "/tmp is on the disk of the sandbox", _ELSEWHERE),  # noqa: S108
         Unenforced("network", "Modal does not let us count or record connections"),
     ),
@@ -32,9 +32,14 @@ TRAITS: Final = Traits(
             "set backends.modal.lifetime_seconds to at most 86400",
         ),
         Difference(
+            "processors",
+            "differs",
+            "a processor is a physical core of Modal, which is two of Linux",
+        ),
+        Difference(
             "sandboxes smaller than 0.125 processors and 128 MiB",
             "differs",
-            "a smaller request gets this size",
+            "a smaller request gets this size, which is Modal's default",
         ),
         Difference(
             "a daemon that was killed",

@@ -1,6 +1,6 @@
 """Settings `backends.modal.*`: the app at Modal, and how its sandboxes are made.
 
-Contacts no server and opens no file; the backend reads the token.
+Contacts no server; a file with a token is checked when the settings are read.
 """
 
 from __future__ import annotations
@@ -8,10 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.cloud.machine_plan import CloudOptions
-from sandkasten.backends.cloud.modal.modal_options import MOST_LIFETIME_S, ModalOptions
+from sandkasten.backends.cloud.modal.modal_options import (
+    FILE_HINT,
+    MOST_LIFETIME_S,
+    ModalOptions,
+    token_in,
+)
 from sandkasten.daemon.settings.cloud import machine_settings
 from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import invalid, path, seconds, string
+from sandkasten.daemon.settings.setting_parsers import invalid, path, seconds, secret_in, string
+from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import lazy_pattern
 
@@ -36,6 +42,17 @@ def lifetime(name: str, value: object) -> float:
     if found > MOST_LIFETIME_S:
         raise invalid(name, "at most a day", value, f"write {MOST_LIFETIME_S:g} or less")
     return found
+
+
+def modal_token(name: str, value: object) -> str:
+    """Accept the content of a file with a token. No message repeats it."""
+    if not isinstance(value, str) or token_in(value) is None:
+        raise InvalidConfiguration(
+            f"{name} must name a file with the id and the secret of a token",
+            hint=FILE_HINT,
+            setting=name,
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +108,9 @@ class ModalSettings:
     )
 
     def options(self) -> ModalOptions:
+        if self.token_file is not None:
+            # The backend reads the file itself, so that a token can be replaced.
+            secret_in("backends.modal.token_file", self.token_file, modal_token)
         return ModalOptions(
             app=self.app,
             environment=self.environment or "",
