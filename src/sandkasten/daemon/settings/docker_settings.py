@@ -8,7 +8,6 @@ opens no file; the backend reads the files of a certificate.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import field, fields
 from types import MappingProxyType
@@ -28,6 +27,8 @@ from sandkasten.daemon.settings.setting_parsers import (
     boolean,
     choice,
     invalid,
+    known_keys,
+    parts,
     positive_integer,
     seconds,
     string,
@@ -44,7 +45,6 @@ from sandkasten.model.backends.docker_engines import (
     EngineRules,
 )
 from sandkasten.model.images.pull_rules import PULL_MODES
-from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -194,11 +194,7 @@ class NamedEngine:
 
 def engine_map(name: str, value: object) -> dict[str, NamedEngine]:
     """Accept a mapping of names, or the same as JSON, as a variable has it."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as exc:
-            raise invalid(name, "valid JSON", value, _ENGINE_HINT) from exc
+    value = parts(name, value, _ENGINE_HINT)
     if not isinstance(value, dict):
         raise invalid(name, "a mapping of names", value, _ENGINE_HINT)
     for engine, entry in value.items():
@@ -214,17 +210,11 @@ def _named_engine(name: str, entry: Mapping[object, object]) -> NamedEngine:
     declared = {one.name: one.metadata["setting"] for one in fields(EngineSettings)}
     keys = {one.name.removeprefix(f"{_SECTION}."): field for field, one in declared.items()}
     values: dict[str, object] = {}
+    known_keys(name, entry, (*keys, *_RULES))
     for key, value in entry.items():
-        if key in keys:
-            if value is not None:
-                field_name = keys[str(key)]
-                values[field_name] = declared[field_name].parse(f"{name}.{key}", value)
-        elif key not in _RULES:
-            raise InvalidConfiguration(
-                f"{name} has an unknown key {shown(str(key))}",
-                hint=did_you_mean(str(key), (*keys, *_RULES)),
-                setting=name,
-            )
+        if key in keys and value is not None:
+            field_name = keys[str(key)]
+            values[field_name] = declared[field_name].parse(f"{name}.{key}", value)
     if not values.get("host"):
         # The usual sockets are those of the engine without a name.
         raise InvalidConfiguration(f"{name} requires host", hint=_ADDRESSES, setting=name)

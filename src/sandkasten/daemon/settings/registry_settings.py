@@ -6,13 +6,13 @@ which keys are set and never a value: some of them are secrets.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.daemon.settings.setting_parsers import known_keys, parts
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.registry.registry_credentials import Access
 from sandkasten.model import lazy_pattern
-from sandkasten.model.spelling import did_you_mean, shown
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 _HOST: Final = lazy_pattern.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]{1,5})?\Z")
 _STRINGS: Final = ("username", "password", "password_file", "token", "ca_file")
 _KEYS: Final = (*_STRINGS, "insecure")
+_HINT: Final = "write host: {username, password_file | password | token, ca_file, insecure}"
 
 
 def parse_registries(name: str, value: object) -> dict[str, Access]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as exc:
-            raise _invalid(name, "must be valid JSON") from exc
+    value = parts(name, value, _HINT)
     if not isinstance(value, dict):
         raise _invalid(name, "must be a mapping of hosts")
     access: dict[str, Access] = {}
@@ -49,13 +46,7 @@ def show_registries(registries: Mapping[str, Access]) -> list[str]:
 
 
 def _access(name: str, host: str, entry: Mapping[object, object]) -> Access:
-    for key in entry:
-        if key not in _KEYS:
-            raise InvalidConfiguration(
-                f"{name}.{host} has an unknown key {shown(str(key))}",
-                hint=did_you_mean(str(key), _KEYS),
-                setting=name,
-            )
+    known_keys(f"{name}.{host}", entry, _KEYS)
     strings: dict[str, str] = {}
     for key in _STRINGS:
         written = entry.get(key, "")
@@ -74,8 +65,4 @@ def _access(name: str, host: str, entry: Mapping[object, object]) -> Access:
 
 
 def _invalid(name: str, what: str) -> InvalidConfiguration:
-    return InvalidConfiguration(
-        f"{name} {what}",
-        hint="write host: {username, password_file | password | token, ca_file, insecure}",
-        setting=name,
-    )
+    return InvalidConfiguration(f"{name} {what}", hint=_HINT, setting=name)

@@ -6,11 +6,12 @@ written. It returns the typed value or raises InvalidConfiguration, which names 
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
@@ -22,16 +23,17 @@ from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.pool.pool_kinds import PoolKind, parse_pool_kind, pool_kind_text
 from sandkasten.model.sandbox.gpus import ALL, MAX_GPUS
 from sandkasten.model.sandbox.host_mounts import mount_text, parse_mounts
-from sandkasten.model.spelling import did_you_mean
+from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _BOOLEANS: Final = {
     "true": True, "1": True, "yes": True,
     "false": False, "0": False, "no": False,
 }  # fmt: skip
 _NUMBERS: Final = "write a number without a unit, such as 256 or 0.5"
+_MAX_RULES: Final = 100
 
 C = TypeVar("C", bound=str)
 
@@ -166,6 +168,47 @@ def seconds(name: str, value: object) -> float:
         hint = "write 90 (seconds), 30m, 1h30m or 30d"
         raise invalid(name, "a positive duration", value, hint)
     return found
+
+
+# ---- values of several parts: the file has lists and mappings, a variable the same as JSON
+
+
+def parts(name: str, value: object, hint: str) -> object:
+    """Return a list or a mapping. No message repeats the value, which may have secrets."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidConfiguration(f"{name} must be valid JSON", hint=hint, setting=name) from exc
+
+
+def known_keys(name: str, value: Mapping[Any, object], keys: Iterable[str]) -> None:
+    """Raise InvalidConfiguration if a mapping has another key."""
+    for key in value:
+        if key not in keys:
+            raise InvalidConfiguration(
+                f"{name} has an unknown key {shown(str(key))}",
+                hint=did_you_mean(str(key), keys),
+                setting=name,
+            )
+
+
+def rule_list(
+    name: str, value: object, keys: Sequence[str], hint: str
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return rules by the name of each, such as `policy.backends[0]`. One alone needs no list."""
+    value = parts(name, value, hint)
+    found = [value] if isinstance(value, dict) else value
+    if not isinstance(found, list) or len(found) > _MAX_RULES:
+        message = f"{name} must be a list of at most {_MAX_RULES} rules"
+        raise InvalidConfiguration(message, hint=hint, setting=name)
+    rules = {f"{name}[{at}]": rule for at, rule in enumerate(found)}
+    for one, rule in rules.items():
+        if not isinstance(rule, dict):
+            raise InvalidConfiguration(f"{one} must be a mapping", hint=hint, setting=one)
+        known_keys(one, rule, keys)
+    return rules
 
 
 # ---- secrets: no message repeats the value

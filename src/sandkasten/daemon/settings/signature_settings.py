@@ -5,48 +5,30 @@ In the file it is a list of rules, in the environment the same as JSON.
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.daemon.settings.setting_parsers import rule_list
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.signatures.trust_rules import TrustRule
-from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _STRINGS: Final = ("key", "identity", "issuer", "root", "log_key")
 _KEYS: Final = ("images", *_STRINGS, "unsigned")
-_MAX_RULES: Final = 100
+_HINT: Final = "write {images: [name], key: FILE}, or {identity, issuer, root: FILE, log_key: FILE}"
 
 
 def parse_signatures(name: str, value: object) -> tuple[TrustRule, ...]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as exc:
-            raise _invalid(name, "must be valid JSON") from exc
-    if isinstance(value, dict):
-        value = [value]
-    if not isinstance(value, list) or len(value) > _MAX_RULES:
-        raise _invalid(name, "must be a list of rules")
-    return tuple(_rule(f"{name}[{at}]", one) for at, one in enumerate(value))
+    rules = rule_list(name, value, _KEYS, _HINT)
+    return tuple(_rule(one, rule) for one, rule in rules.items())
 
 
 def show_signatures(rules: Sequence[TrustRule]) -> list[str]:
     return [str(one) for one in rules]
 
 
-def _rule(name: str, value: object) -> TrustRule:
-    if not isinstance(value, dict):
-        raise _invalid(name, "must be a mapping")
-    for key in value:
-        if key not in _KEYS:
-            raise InvalidConfiguration(
-                f"{name} has an unknown key {shown(str(key))}",
-                hint=did_you_mean(str(key), _KEYS),
-                setting=name,
-            )
+def _rule(name: str, value: Mapping[str, Any]) -> TrustRule:
     strings = {key: _string(name, key, value[key]) for key in _STRINGS if key in value}
     unsigned = value.get("unsigned", False)
     images = value.get("images", ["*"])
@@ -82,8 +64,4 @@ def _is_name(value: object) -> bool:
 
 
 def _invalid(name: str, what: str) -> InvalidConfiguration:
-    return InvalidConfiguration(
-        f"{name} {what}",
-        hint="write {images: [name], key: FILE}, or {identity, issuer, root: FILE, log_key: FILE}",
-        setting=name,
-    )
+    return InvalidConfiguration(f"{name} {what}", hint=_HINT, setting=name)

@@ -5,21 +5,23 @@ In the file it is a list of rules, in the environment the same as JSON.
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.daemon.settings.setting_parsers import rule_list
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model.backends.backend_rules import BackendRule
 from sandkasten.model.backends.docker_engines import engine_labels
-from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _LISTS: Final = {"image": "images", "tenant": "tenants", "agent": "agents"}
 _KEYS: Final = (*_LISTS, "label", "use", "only")
-_MAX_RULES: Final = 100
 _MAX_NAMES: Final = 100
+_HINT: Final = (
+    "write {image: PATTERN, label: {NAME: PATTERN}, tenant: NAME, agent: NAME, "
+    "use: BACKEND or [BACKEND, …]}; every condition may be left out"
+)
 
 
 def backend_rules(
@@ -28,16 +30,8 @@ def backend_rules(
     """Return the parser. `backend` checks the name of a backend."""
 
     def parse(name: str, value: object) -> tuple[BackendRule, ...]:
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except (ValueError, RecursionError) as exc:
-                raise _invalid(name, "must be valid JSON") from exc
-        if isinstance(value, dict):
-            value = [value]
-        if not isinstance(value, list) or len(value) > _MAX_RULES:
-            raise _invalid(name, f"must be a list of at most {_MAX_RULES} rules")
-        return tuple(_rule(f"{name}[{at}]", one, backend) for at, one in enumerate(value))
+        rules = rule_list(name, value, _KEYS, _HINT)
+        return tuple(_rule(one, rule, backend) for one, rule in rules.items())
 
     return parse
 
@@ -46,16 +40,9 @@ def show_backend_rules(rules: Sequence[BackendRule]) -> list[str]:
     return [str(one) for one in rules]
 
 
-def _rule(name: str, value: object, backend: Callable[[str, object], str]) -> BackendRule:
-    if not isinstance(value, dict):
-        raise _invalid(name, "must be a mapping")
-    for key in value:
-        if key not in _KEYS:
-            raise InvalidConfiguration(
-                f"{name} has an unknown key {shown(str(key))}",
-                hint=did_you_mean(str(key), _KEYS),
-                setting=name,
-            )
+def _rule(
+    name: str, value: Mapping[str, Any], backend: Callable[[str, object], str]
+) -> BackendRule:
     if "use" not in value:
         raise _invalid(name, "must have a backend, or a list of backends, in use")
     use = tuple(
@@ -104,9 +91,4 @@ def _is_text(value: object) -> bool:
 
 
 def _invalid(name: str, what: str) -> InvalidConfiguration:
-    return InvalidConfiguration(
-        f"{name} {what}",
-        hint="write {image: PATTERN, label: {NAME: PATTERN}, tenant: NAME, agent: NAME, "
-        "use: BACKEND or [BACKEND, …]}; every condition may be left out",
-        setting=name,
-    )
+    return InvalidConfiguration(f"{name} {what}", hint=_HINT, setting=name)
