@@ -64,12 +64,13 @@ class Keeper(UnisolatedBackend):
 async def test_a_missing_library_is_reported_with_a_remedy(
     opened, monkeypatch, backend, library, package
 ):
+    enabled = {} if backend == "docker" else {f"SANDKASTEN_{backend.upper()}_ENABLED": "true"}
     # As if it were not installed.
     monkeypatch.setitem(sys.modules, library, None)
     for name in [one for one in sys.modules if one.startswith(f"sandkasten.backends.{package}.")]:
         if not name.endswith("_options"):
             monkeypatch.delitem(sys.modules, name)
-    engine = await opened()
+    engine = await opened(**enabled)
     found = await engine.probe(backend)
     assert (found.ready, found.remedy) == (False, install_command(backend))
     assert library in found.reason

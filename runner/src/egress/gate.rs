@@ -14,7 +14,7 @@ use crate::inspect::Side;
 use crate::newcomers::{Newcomer, Newcomers};
 use crate::pod;
 use crate::reachability;
-use crate::sockets::pass_at_once;
+use crate::sockets::{keep_alive, pass_at_once};
 use crate::sys::{self, check, Errno};
 use crate::websocket;
 use ring::constant_time::verify_slices_are_equal;
@@ -343,17 +343,39 @@ impl Drop for Counted {
 }
 
 fn serve_client(client: &OwnedFd, entry: &Arc<Entry>, newcomer: Newcomer) -> Result<(), String> {
-    let failed = |errno: Errno| message("client", errno);
-    sys::set_nonblocking(client.as_raw_fd()).map_err(failed)?;
+    sys::set_nonblocking(client.as_raw_fd()).map_err(|errno| message("client", errno))?;
     pass_at_once(client.as_raw_fd());
     keep_alive(client.as_raw_fd());
     let until = Instant::now() + GREETING;
-    let unwrapped = match entry.websocket && websocket::is_http(client, until)? {
+    let wrapped = match entry.websocket && websocket::is_http(client, until)? {
         true => Some(websocket::unwrapped(client, until)?),
         false => None,
     };
-    let client = unwrapped.as_ref().unwrap_or(client);
-    let fd = client.as_raw_fd();
+    let fd = wrapped
+        .as_ref()
+        .map_or(client, |one| &one.stream)
+        .as_raw_fd();
+    let served = match greet(fd, entry, until) {
+        Ok((outer, target)) => {
+            drop(newcomer);
+            serve_admitted(outer, fd, target, entry)
+        }
+        Err(why) => {
+            // It gets no time to read what was sent to it, and keeps its place until it has left.
+            // SAFETY: a plain call.
+            unsafe { libc::shutdown(client.as_raw_fd(), libc::SHUT_RDWR) };
+            Err(why)
+        }
+    };
+    if let Some(wrapped) = wrapped {
+        wrapped.end();
+    }
+    served
+}
+
+/// Return what a client sent after its token, and the socket that the token is for.
+fn greet(fd: RawFd, entry: &Entry, until: Instant) -> Result<(Side, &Path), String> {
+    let failed = |errno: Errno| message("client", errno);
     sys::set_nonblocking(fd).map_err(failed)?;
     let tls = ServerConnection::new(entry.config.clone()).map_err(|error| error.to_string())?;
     let mut outer = Side::new(Some(rustls::Connection::Server(tls)));
@@ -370,12 +392,15 @@ fn serve_client(client: &OwnedFd, entry: &Arc<Entry>, newcomer: Newcomer) -> Res
     }
     let shown: Vec<u8> = outer.input.drain(..TOKEN_BYTES).collect();
     let is = |token: &[u8]| verify_slices_are_equal(&shown, token).is_ok();
-    let target = match &entry.network {
-        Some((token, control)) if is(token) => control,
-        _ if is(&entry.token) => &entry.listener,
-        _ => return Err("a wrong token".to_owned()),
-    };
-    drop(newcomer);
+    match &entry.network {
+        Some((token, control)) if is(token) => Ok((outer, control)),
+        _ if is(&entry.token) => Ok((outer, &entry.listener)),
+        _ => Err("a wrong token".to_owned()),
+    }
+}
+
+/// Connect a client that has shown its token.
+fn serve_admitted(outer: Side, fd: RawFd, target: &Path, entry: &Arc<Entry>) -> Result<(), String> {
     let _place = Counted::below(entry, MOST_CONNECTIONS, |entry| &entry.open)
         .ok_or("too many connections")?;
     wait_for_runner(entry)?;
@@ -457,25 +482,6 @@ pub fn poll_both(sides: &[(RawFd, libc::c_short)], ms: libc::c_int) -> Result<()
     }
 }
 
-/// Notice a daemon whose machine is gone.
-fn keep_alive(fd: RawFd) {
-    let options = [
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3),
-    ];
-    for (level, option, value) in options {
-        let value: libc::c_int = value;
-        // SAFETY: the option value is one int.
-        unsafe {
-            libc::setsockopt(
-                fd,
-                level,
-                option,
-                (&value as *const libc::c_int).cast(),
-                std::mem::size_of::<libc::c_int>() as libc::socklen_t,
-            );
-        }
-    }
-}
+#[cfg(test)]
+#[path = "gate_tests.rs"]
+mod tests;

@@ -76,6 +76,29 @@ pub fn pass_at_once(fd: RawFd) {
     }
 }
 
+/// Notice a peer whose machine is gone.
+pub fn keep_alive(fd: RawFd) {
+    let options = [
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3),
+    ];
+    for (level, option, value) in options {
+        let value: libc::c_int = value;
+        // SAFETY: the option value is one int.
+        unsafe {
+            libc::setsockopt(
+                fd,
+                level,
+                option,
+                (&value as *const libc::c_int).cast(),
+                std::mem::size_of::<libc::c_int>() as libc::socklen_t,
+            );
+        }
+    }
+}
+
 pub fn connect(to: SocketAddr) -> Result<OwnedFd> {
     let family = if to.is_ipv4() {
         libc::AF_INET

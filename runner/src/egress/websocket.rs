@@ -10,6 +10,7 @@ use crate::sys::{self, Errno};
 use ring::digest;
 use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const MOST_HEAD: usize = 16 << 10;
@@ -18,7 +19,7 @@ const MOST_CONTROL: u64 = 125;
 const PIECE: usize = 32 << 10;
 const KEY_BYTES: usize = 16;
 const STACK: usize = 128 << 10;
-/// For what is left to send when the other side has ended.
+/// For the next piece of what is left to send when the other side has ended.
 const FAREWELL: Duration = Duration::from_secs(5);
 const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const REFUSAL: &[u8] = b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: websocket\r\n\
@@ -29,9 +30,24 @@ const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// Return a stream of the bytes in the messages of a client that asks for a WebSocket. A thread passes
-/// them on until either end is closed.
-pub fn unwrapped(client: &OwnedFd, until: Instant) -> Result<OwnedFd, String> {
+/// The bytes in the messages of a client, as a stream, and the thread that passes them on until either
+/// end is closed.
+pub struct Unwrapped {
+    pub stream: OwnedFd,
+    thread: JoinHandle<()>,
+}
+
+impl Unwrapped {
+    /// Close the stream, and wait until what was sent has left. A client that has been shut down, or
+    /// reads nothing, is not waited for.
+    pub fn end(self) {
+        drop(self.stream);
+        let _ended = self.thread.join();
+    }
+}
+
+/// Return the stream of a client that asks for a WebSocket.
+pub fn unwrapped(client: &OwnedFd, until: Instant) -> Result<Unwrapped, String> {
     let fd = client.as_raw_fd();
     let mut outer = Side::new(None);
     let head = loop {
@@ -57,15 +73,18 @@ pub fn unwrapped(client: &OwnedFd, until: Instant) -> Result<OwnedFd, String> {
         .set_nonblocking(true)
         .map_err(|error| error.to_string())?;
     let client = sys::duplicate(fd).map_err(failed)?;
-    let thread = std::thread::Builder::new().stack_size(STACK);
-    thread
+    let thread = std::thread::Builder::new()
+        .stack_size(STACK)
         .spawn(move || {
             let _reason = pass_on(&mut outer, client.as_raw_fd(), inside.as_raw_fd());
             // SAFETY: a plain call; the client may be gone already.
             unsafe { libc::shutdown(client.as_raw_fd(), libc::SHUT_RDWR) };
         })
         .map_err(|error| error.to_string())?;
-    Ok(sys::own(outside.into_raw_fd()))
+    Ok(Unwrapped {
+        stream: sys::own(outside.into_raw_fd()),
+        thread,
+    })
 }
 
 /// Return whether a client begins like HTTP, as soon as it has sent something.
@@ -129,11 +148,15 @@ fn pass_on(outer: &mut Side, client: RawFd, inside: RawFd) -> Result<(), String>
             outer.closing = true;
             any = true;
         }
-        any |= inner.send(inside)? | outer.send(client)?;
+        let moved = inner.send(inside)? | outer.send(client)?;
+        any |= moved;
         if outer.finished() || (inner.finished() && outer.ended) {
             return Ok(());
         }
-        if outer.closing || inner.closing {
+        if moved {
+            until = None;
+        }
+        if outer.closing || inner.closing || inner.ended {
             let end = *until.get_or_insert_with(|| Instant::now() + FAREWELL);
             if Instant::now() > end {
                 return Err("the other side does not end".to_owned());
@@ -337,4 +360,4 @@ impl Head {
 
 #[cfg(test)]
 #[path = "websocket_tests.rs"]
-mod tests;
+pub mod tests;

@@ -3,11 +3,12 @@
 use super::*;
 use std::io::{Read, Write};
 
-const REQUEST: &str = "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n\
+pub const REQUEST: &str =
+    "GET / HTTP/1.1\r\nHost: x\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n\
 Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
 const MASK: [u8; 4] = [7, 0, 255, 33];
 
-fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
+pub fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
     let mut made = Vec::new();
     frame(first & 0x0f, payload, &mut made);
     made[0] = first;
@@ -127,9 +128,9 @@ fn a_client_talks_through_its_messages() {
     near.write_all(REQUEST.as_bytes()).unwrap();
     near.write_all(&masked(0x82, b"question")).unwrap();
     assert!(is_http(&far, soon()).unwrap());
-    let stream = unwrapped(&far, soon()).unwrap();
+    let wrapped = unwrapped(&far, soon()).unwrap();
     drop(far);
-    let mut stream = UnixStream::from(stream);
+    let mut stream = UnixStream::from(wrapped.stream);
     let mut asked = [0u8; 8];
     stream.read_exact(&mut asked).unwrap();
     assert_eq!(&asked, b"question");

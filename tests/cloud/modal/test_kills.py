@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.root, pytest.mark.promise("P116")]
 CREATE = "SandboxCreateV2"
 SESSION = {"image": "debian"}
+VARIABLES = {"SANDKASTEN_MODAL_ENABLED": "true"}
 _STAGES = [
     # Asked for, and not made yet: it is made after the kill.
     (CREATE, "hold"),
@@ -42,14 +43,14 @@ def _machines(server: ModalServer, owner: str) -> list[Rented]:
 def test_a_daemon_killed_during_a_create_leaves_nothing_at_modal(server, tmp_path, call, kind):
     data, machines = tmp_path / "data", partial(_machines, server)
     fault = server.faults[call] = Fault(kind)
-    owner = kill_during_create(data, "modal", {}, SESSION, fault.hit.is_set)
+    owner = kill_during_create(data, "modal", VARIABLES, SESSION, fault.hit.is_set)
     server.faults.clear()
     until(lambda: len(machines(owner)) == 1)
-    check_that_nothing_is_left(data, "modal", {}, machines)
+    check_that_nothing_is_left(data, "modal", VARIABLES, machines)
 
 
 @pytest.mark.skipif(not LONG, reason="make test-long runs it")
 def test_a_session_outlives_a_killed_daemon_and_is_made_once(server, tmp_path):
     check_that_a_session_survives(
-        tmp_path / "data", "modal", {}, SESSION, partial(_machines, server)
+        tmp_path / "data", "modal", VARIABLES, SESSION, partial(_machines, server)
     )
