@@ -44,6 +44,18 @@ pytestmark = [pytest.mark.promise("P117"), pytest.mark.root]
 CREATE = "POST /v1/apps/{app_name}/machines"
 LIST = "GET /v1/apps/{app_name}/machines"
 SPEC = CellSpec(image=Image(fly_platform.IMAGE, kind="engine"))
+VSOCK = """python3 -c '
+import errno, socket
+# Without a capability, the kernel itself refuses packet sockets with another error.
+for family in (socket.AF_VSOCK, socket.AF_PACKET):
+    try:
+        socket.socket(family, socket.SOCK_STREAM)
+    except OSError as exc:
+        assert exc.errno == errno.EAFNOSUPPORT, exc
+    else:
+        raise AssertionError(family)
+print("no address family")
+' 2>&1"""
 KILLED = """
 import asyncio, pathlib, sys
 from tests.cloud import fly_platform
@@ -116,6 +128,8 @@ async def test_without_a_network_there_is_the_loopback_device_alone(
         closed = await Box.open(await backend.create(new_sandbox_id(), SPEC))
         # The gate listens in another network.
         assert await _said(closed, devices) == "lo\n1\n"
+        # In a machine, these sockets lead to its host, whatever the network namespace is.
+        assert await _said(closed, VSOCK) == "no address family\n"
         spec = CellSpec(image=SPEC.image, network=NetworkPolicy(full=True))
         full = await Box.open(await backend.create(new_sandbox_id(), spec))
         assert (await _said(full, devices)).split()[-1] != "1"

@@ -7,23 +7,28 @@
 use crate::sys::{check, Result};
 
 #[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: u32 = 0xc000_003e;
+pub const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: u32 = 0xc000_00b7;
+pub const ARCHITECTURE: u32 = 0xc000_00b7;
 
-const ALLOW: u32 = 0x7fff_0000;
+pub const ALLOW: u32 = 0x7fff_0000;
 const KILL: u32 = 0x8000_0000;
-const REFUSE: u32 = 0x0005_0000 | libc::EPERM as u32;
-const UNKNOWN: u32 = 0x0005_0000 | libc::ENOSYS as u32;
+pub const REFUSE: u32 = error(libc::EPERM);
+pub const UNKNOWN: u32 = error(libc::ENOSYS);
 
 const LOAD: u16 = 0x20;
-const EQUAL: u16 = 0x15;
-const ANY_BIT: u16 = 0x45;
+pub const EQUAL: u16 = 0x15;
+pub const ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
 /// Offsets in the kernel's description of a call.
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
+pub const NUMBER: u32 = 0;
+pub const ARCH: u32 = 4;
 const ARGUMENTS: u32 = 16;
+
+/// The answer that lets a call fail with this error.
+pub const fn error(errno: i32) -> u32 {
+    0x0005_0000 | errno as u32
+}
 
 const CALLS: &[libc::c_long] = &[
     libc::SYS_read,
@@ -80,12 +85,16 @@ const OLDER_CALLS: &[libc::c_long] = &[];
 
 /// Restrict this process and every thread it starts, for good. It must have `no_new_privs`.
 pub fn install() -> Result<()> {
-    let mut program = program();
+    apply(&program())
+}
+
+/// Take a filter. May be called between fork and exec: it allocates nothing.
+pub fn apply(program: &[libc::sock_filter]) -> Result<()> {
     let filter = libc::sock_fprog {
         len: program.len() as libc::c_ushort,
-        filter: program.as_mut_ptr(),
+        filter: program.as_ptr() as *mut libc::sock_filter,
     };
-    // SAFETY: `filter` describes a program that lives until the call returns; the kernel copies it.
+    // SAFETY: `filter` describes a program that lives until the call returns; the kernel only copies it.
     check(unsafe {
         libc::prctl(
             libc::PR_SET_SECCOMP,
@@ -139,7 +148,7 @@ fn program() -> Vec<libc::sock_filter> {
 }
 
 /// Decide one call by an argument; what `body` does not answer gets `otherwise`.
-fn with_argument(
+pub fn with_argument(
     number: libc::c_long,
     argument: u32,
     body: &[libc::sock_filter],
@@ -154,21 +163,21 @@ fn with_argument(
     made
 }
 
-fn load(place: u32) -> libc::sock_filter {
+pub fn load(place: u32) -> libc::sock_filter {
     instruction(LOAD, 0, 0, place)
 }
 
 /// Skip `count` instructions if the test holds.
-fn jump(test: u16, value: u32, count: u8) -> libc::sock_filter {
+pub fn jump(test: u16, value: u32, count: u8) -> libc::sock_filter {
     instruction(test, count, 0, value)
 }
 
 /// Skip `count` instructions unless the test holds.
-fn jump_over(test: u16, value: u32, count: u8) -> libc::sock_filter {
+pub fn jump_over(test: u16, value: u32, count: u8) -> libc::sock_filter {
     instruction(test, 0, count, value)
 }
 
-fn answer(action: u32) -> libc::sock_filter {
+pub fn answer(action: u32) -> libc::sock_filter {
     instruction(RETURN, 0, 0, action)
 }
 

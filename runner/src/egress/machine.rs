@@ -13,6 +13,7 @@
 use crate::base64;
 use crate::enclosure::{self, Enclosure};
 use crate::gate::Gate;
+use crate::socket_filter::SocketFilter;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -120,8 +121,11 @@ fn start(runner: &[OsString], hand_over: &Path, closed: bool) -> Result<Child, S
         .arg(hand_over)
         .args(&runner[1..]);
     if closed {
+        let filter = SocketFilter::new();
         // SAFETY: plain system calls are allowed between fork and exec.
-        unsafe { command.pre_exec(enclosure::leave_network) };
+        unsafe {
+            command.pre_exec(move || enclosure::leave_network().and_then(|()| filter.take()))
+        };
     }
     command
         .spawn()

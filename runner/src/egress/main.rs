@@ -37,6 +37,7 @@ mod resolver;
 mod routes;
 mod rules;
 mod server;
+mod socket_filter;
 mod sockets;
 mod websocket;
 

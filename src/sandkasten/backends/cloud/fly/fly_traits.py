@@ -44,7 +44,7 @@ TRAITS: Final = Traits(
             "network: none",
             "differs",
             "Fly cannot close the network of a machine: the runner is in a network namespace, "
-            "which only root of the machine can leave",
+            "which only root of the machine can leave; 32-bit programs do not run in it",
         ),
         Difference(
             "network: full",
