@@ -91,6 +91,11 @@ class SandkastenError(Exception):
         daemon = self.details.get("daemon")
         return text if daemon is None else f"{text} (answered by the daemon at {daemon})"
 
+    @property
+    def operator_message(self) -> str:
+        """The message and its notes, which logs and `doctor` show and no response does."""
+        return "; ".join((self.message, *getattr(self, "__notes__", ())))
+
 
 class _SystemError:
     """The attributes of an OSError, from the class and from `details`, which HTTP and pickle keep.

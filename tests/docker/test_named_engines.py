@@ -22,6 +22,7 @@ from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.daemon.process import ask, running
 from tests.docker.site import IMAGE, crash, freeze, revive, sh, until
+from tests.engine.injections import Events
 from tests.engines import lent
 
 if TYPE_CHECKING:
@@ -53,7 +54,12 @@ def entry(engine: Reached, **more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def opened(
-    data: Path, *, keep: bool = False, flags: dict[str, str] | None = None, **engines: Any
+    data: Path,
+    *,
+    keep: bool = False,
+    flags: dict[str, str] | None = None,
+    events: Events | None = None,
+    **engines: Any,
 ) -> AsyncIterator[Engine]:
     """Open an installation with these engines. The one without a name does not exist."""
     environ = {
@@ -64,7 +70,7 @@ async def opened(
         "SANDKASTEN_DOCKER_ENGINES": json.dumps(engines),
     }
     settings = load({"data_dir": str(data), **(flags or {})}, environ, data.parent)
-    found = await open_engine(settings)
+    found = await open_engine(settings, events=events)
     try:
         yield found
     finally:
@@ -125,6 +131,35 @@ async def test_an_unknown_engine_or_label_is_refused_with_the_nearest_name(
             assert caught.value.details["field"] == "backend"
 
 
+async def test_an_error_of_a_named_engine_has_its_name_and_doctor_its_address(data: Path):
+    events = Events()
+    hosts = {
+        "west": f"unix://{data}/west.sock",
+        "east": "tcp://127.0.0.1:9",
+        "south": "ssh://nobody@127.0.0.1:9",
+    }
+    engines: dict[str, Any] = {
+        name: {"host": host, "labels": {"zone": "eu"}, "insecure": True}
+        for name, host in hosts.items()
+    }
+    async with opened(data, events=events, **engines) as sand:
+        for backend in (*(f"docker/{name}" for name in hosts), "docker/zone=eu"):
+            with pytest.raises(BackendUnavailable) as caught:
+                await sand.create(on(backend))
+            told = f"{caught.value} {caught.value.details} {[str(one) for one in sand.degraded()]}"
+            assert "west.sock" not in told
+            assert "127.0.0.1" not in told
+            assert backend.removeprefix("docker/") in told
+        reports = {one.name: one.reason for one in await sand.backends()}
+        away = {
+            one["backend"]: one["reason"] for name, one in events.seen if name == "backend.away"
+        }
+        for found in (reports, away):
+            assert "west.sock" in str(found["docker/west"])
+            assert "127.0.0.1" in str(found["docker/east"])
+            assert "127.0.0.1" in str(found["docker/south"])
+
+
 async def test_a_label_takes_the_first_engine_with_room_in_the_order_of_the_settings(
     west: Reached, east: Reached, data: Path
 ):
@@ -138,7 +173,7 @@ async def test_a_label_takes_the_first_engine_with_room_in_the_order_of_the_sett
             sand.create(on("docker/zone=eu", session_key="mine")),
             sand.create(on("docker/zone=eu")),
         )
-        assert (first.backend, second.backend) == ("docker/west", "docker/east")
+        assert {first.backend, second.backend} == {"docker/west", "docker/east"}
         with pytest.raises(QuotaExceeded, match="west has 1 of 1 sandboxes"):
             await sand.create(on("docker/zone=eu,disk=ssd"))
         with pytest.raises(QuotaExceeded, match="west has 1 of 1 sandboxes"):
@@ -153,7 +188,7 @@ async def test_a_label_takes_the_first_engine_with_room_in_the_order_of_the_sett
         assert not reports["docker"].ready
         # A session that exists stays where it is.
         assert (await sand.create(on("docker/zone=eu", session_key="mine"))).id == first.id
-        await sand.destroy(first.id)
+        await sand.destroy(first.id if first.backend == "docker/west" else second.id)
         assert (await sand.create(on("docker/zone=eu"))).backend == "docker/west"
 
 

@@ -296,7 +296,8 @@ class AuditTrail:
         rule: str,
     ) -> None:
         """Record that a rule of the operator leads past a backend that is unavailable."""
-        detail = {"rule": rule, "next": following, "message": excerpt(error.message, _PATH_CHARS)}
+        message = excerpt(error.operator_message, _PATH_CHARS)
+        detail = {"rule": rule, "next": following, "message": message}
         self._write(
             "policy", "policy.pass_over", tenant, None, backend, error.code, detail, key_id=key_id
         )

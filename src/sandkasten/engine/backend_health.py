@@ -83,7 +83,9 @@ class BackendHealth:
             error.details.setdefault("backend", backend)
             site = _site(backend, error)
             if site not in self._silent and self._events is not None:
-                self._events.emit("backend.away", {**_named(site), "reason": error.message})
+                self._events.emit(
+                    "backend.away", {**_named(site), "reason": error.operator_message}
+                )
             until = self._clock.boottime() + QUIET_S
             self._silent[site] = _Silence(_copy(error), until)
 
@@ -183,4 +185,7 @@ def no_answer_error(backend: str, timeout_s: float) -> BackendUnavailable:
 
 def _copy(error: BackendUnavailable) -> BackendUnavailable:
     """Copy the error: an exception raised in two tasks would collect both tracebacks."""
-    return BackendUnavailable(error.message, hint=error.hint, **error.details)
+    made = BackendUnavailable(error.message, hint=error.hint, **error.details)
+    for note in getattr(error, "__notes__", ()):
+        made.add_note(note)
+    return made

@@ -142,8 +142,8 @@ class DockerBackend:
         try:
             return await self._footing.look()
         except SandkastenError as exc:
-            line = Requirement("engine", False, exc.message, exc.hint)
-            return Readiness(False, exc.message, exc.hint, (line,))
+            line = Requirement("engine", False, exc.operator_message, exc.hint)
+            return Readiness(False, exc.operator_message, exc.hint, (line,))
 
     async def ping(self) -> None:
         await self._engine.ping()

@@ -65,8 +65,8 @@ def inspection_refusal(address: EngineAddress) -> UnsupportedByBackend | None:
     if address.kind != "tcp" or address.tls is not None or is_loopback(address.host):
         return None
     return UnsupportedByBackend(
-        f"the Docker Engine at {address.shown} is used without TLS, so that values of secrets "
-        "could be read on the way to it",
+        "the Docker Engine is used over TCP without TLS, so that values of secrets could be read "
+        "on the way to it",
         hint="give backends.docker.tls_ca, tls_cert and tls_key (or DOCKER_CERT_PATH), or use ssh; "
         "or create the sandbox without network.secrets and network.inspect",
         backend="docker",

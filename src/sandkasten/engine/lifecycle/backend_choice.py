@@ -150,7 +150,7 @@ class BackendChoice:
                 first_error = first_error or exc
                 passed.append(
                     f"backend {name} was unavailable, so {candidates.rule} led to backend "
-                    f"{following}: {exc.message}"
+                    f"{following}"
                 )
                 if not trial:
                     self._pass_over(request, name, following, exc, candidates.rule)
@@ -233,8 +233,9 @@ class BackendChoice:
     ) -> None:
         self._trail.passed_over(request.tenant, request.key_id, name, following, exc, rule)
         if self._events is not None:
-            about = {"backend": name, "next": following, "code": exc.code, "reason": exc.message}
-            self._events.emit("backend.passed_over", {**about, "rule": rule})
+            about = {"backend": name, "next": following, "code": exc.code}
+            reason = exc.operator_message
+            self._events.emit("backend.passed_over", {**about, "reason": reason, "rule": rule})
 
 
 def _asked_name(asked: str | None, chosen: Backend) -> str:

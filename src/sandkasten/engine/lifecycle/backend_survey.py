@@ -63,4 +63,4 @@ async def readiness_of(backend: Backend) -> Readiness:
             remedy="check whether its runtime or engine hangs, then run sandkasten doctor again",
         )
     except SandkastenError as exc:
-        return Readiness(ready=False, reason=exc.message, remedy=exc.hint)
+        return Readiness(ready=False, reason=exc.operator_message, remedy=exc.hint)

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
+from sandkasten.model.backends.docker_engines import ENGINE_PREFIX
 
 if TYPE_CHECKING:
     from sandkasten.backends.docker.docker_options import DockerOptions
@@ -154,3 +155,17 @@ def _wrong(text: str, hint: str) -> InvalidConfiguration:
     return InvalidConfiguration(
         f"{shown[:200]!r} is not a valid address of a Docker Engine", hint=hint, setting=_SETTING
     )
+
+
+def without_address(error: BackendUnavailable, backend: str) -> BackendUnavailable:
+    """Return the error of a named engine with its name instead of its address, which tenants need
+    not know. What happened is a note, for the log and `doctor`.
+    """
+    if not backend.startswith(ENGINE_PREFIX):
+        return error
+    name = backend.removeprefix(ENGINE_PREFIX)
+    named = BackendUnavailable(
+        f"the Docker Engine {name} does not answer", hint=error.hint, backend=backend
+    )
+    named.add_note(error.operator_message)
+    return named

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.backends.docker.engine import response_checks
+from sandkasten.backends.docker.engine.engine_address import without_address
 from sandkasten.backends.docker.engine.engine_pulse import EngineHealthCheck
 from sandkasten.backends.docker.engine.ssh_tunnel import Tunnel
 from sandkasten.errors import (
@@ -411,7 +412,11 @@ class EngineClient:
 
         try:
             async with asyncio.timeout(None if patient else self._timeout_s):
-                yield await self._connected()
+                try:
+                    docker = await self._connected()
+                except BackendUnavailable as exc:
+                    raise without_address(exc, self._backend) from exc
+                yield docker
         except aiodocker.DockerError as exc:
             if exc.status == _UNREACHABLE:
                 raise self._away(str(exc.message)) from exc
@@ -454,13 +459,14 @@ class EngineClient:
         return aiohttp.TCPConnector(ssl=context, limit=0), url
 
     def _away(self, why: str) -> BackendUnavailable:
-        return BackendUnavailable(
+        error = BackendUnavailable(
             f"the Docker Engine at {self.address.shown} does not answer: "
             f"{response_checks.printable(why, 300)}",
             hint="check that dockerd runs there and that this user may connect to it; its "
             "sandboxes are available again when it answers",
             backend=self._backend,
         )
+        return without_address(error, self._backend)
 
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
