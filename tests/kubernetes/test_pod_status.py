@@ -175,7 +175,7 @@ def test_a_gate_that_cannot_run_is_named_and_not_the_runner_that_it_did_not_copy
     assert isinstance(error, BackendUnavailable)
     assert "container gate" in error.message
     assert told in error.message
-    assert "backends.kubernetes.programs_dir" in error.hint
+    assert "backends.kubernetes.image_programs_dir" in error.hint
     # One that has ended well has ended with its runner, which says more.
     error = pod_status.start_error(ID, IMAGE, pod("Failed", without, {"terminated": {}}))
     assert error is not None

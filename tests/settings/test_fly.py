@@ -60,7 +60,7 @@ def test_the_token_may_be_in_a_file_that_others_cannot_read(tmp_path):
         ("api_url", "https://api.machines.dev/v1"),
         ("api_url", "ftp://api.machines.dev"),
         ("api_url", "http://api.machines.dev"),
-        ("programs_dir", "programs"),
+        ("image_programs_dir", "programs"),
         ("lifetime_seconds", "0"),
     ],
 )

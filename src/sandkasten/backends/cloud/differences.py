@@ -14,7 +14,7 @@ from sandkasten.model.sandbox.network_limits import Allowance, NetworkLimits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandkasten.backends.cloud.provider import Reachable
+    from sandkasten.backends.cloud.provider import NetworkMode
     from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.limits import Unenforced
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
@@ -37,7 +37,7 @@ class Traits:
 
     title: str
     """Its name in sentences."""
-    networks: frozenset[Reachable]
+    networks: frozenset[NetworkMode]
     """Of `none` and `full`."""
     unenforced: tuple[Unenforced, ...]
     """Limits that its machines do not have."""
@@ -111,7 +111,7 @@ SHARED: Final = (
         "a sandbox belongs to the data directory that made it, which has its key",
     ),
 )
-_NETWORKS: Final[tuple[tuple[Reachable, str, str], ...]] = (
+_NETWORKS: Final[tuple[tuple[NetworkMode, str, str], ...]] = (
     (
         "none",
         "the provider cannot create machines without a network",
@@ -155,7 +155,7 @@ def check(spec: CellSpec, backend: str, traits: Traits) -> None:
 def network_refusal(
     policy: NetworkPolicy, backend: str, traits: Traits
 ) -> UnsupportedByBackend | None:
-    wanted = reachable(policy)
+    wanted = network_mode(policy)
     if wanted is None:
         return refused(RULES, backend, traits)
     if wanted not in traits.networks:
@@ -163,7 +163,7 @@ def network_refusal(
     return None
 
 
-def reachable(policy: NetworkPolicy) -> Reachable | None:
+def network_mode(policy: NetworkPolicy) -> NetworkMode | None:
     """Return which network of a machine a policy stands for; None if it has rules."""
     if policy.closed:
         return "none"

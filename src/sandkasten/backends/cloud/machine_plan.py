@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.backends.cloud.differences import reachable
+from sandkasten.backends.cloud.differences import network_mode
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, MachineOrder
 from sandkasten.errors import BackendUnavailable
 from sandkasten.lazy_dataclass import dataclass
@@ -95,7 +95,7 @@ def order(
         memory_bytes=limits.memory_bytes,
         disk_bytes=limits.workspace_bytes,
         lifetime_s=options.lifetime_s,
-        network=reachable(spec.network) or "none",
+        network=network_mode(spec.network) or "none",
         env=made,
         files={
             **programs,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.ports import ByteStream
 
-Reachable = Literal["none", "full"]
+NetworkMode = Literal["none", "full"]
 
 LABEL_OWNER = "sandkasten.owner"
 """The installation that a machine belongs to: no other one removes it."""
@@ -53,7 +53,7 @@ class MachineOrder:
     disk_bytes: int
     lifetime_s: float
     """The machine ends after this time, even if the daemon never returns."""
-    network: Reachable
+    network: NetworkMode
     env: Mapping[str, str] = field(repr=False)
     """For the command."""
     files: Mapping[str, bytes] = field(repr=False)

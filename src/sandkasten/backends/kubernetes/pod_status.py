@@ -219,7 +219,8 @@ def start_error(
         if one.get("name") in _OURS and ended.get("exitCode"):
             return BackendUnavailable(
                 f"sandbox {sandbox_id} could not be started: {_ended(str(one['name']), ended)}",
-                hint="check backends.kubernetes.runner_image and backends.kubernetes.programs_dir",
+                hint="check backends.kubernetes.runner_image and "
+                "backends.kubernetes.image_programs_dir",
             )
     why = end(pod)
     if why:

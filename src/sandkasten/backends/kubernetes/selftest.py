@@ -87,7 +87,7 @@ def open_addresses(text: str) -> list[str]:
     if not tried:
         raise BackendUnavailable(
             f"the network of a new sandbox cannot be tested: {text[:300]!r}",
-            hint="check backends.kubernetes.programs_dir",
+            hint="check backends.kubernetes.image_programs_dir",
         )
     return [address for verdict, address in tried if verdict == "open"]
 

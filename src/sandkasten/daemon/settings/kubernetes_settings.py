@@ -188,8 +188,8 @@ class KubernetesSettings:
         None,
         "An image with the programs of Sandkasten, such as the daemon's. Required.",
     )
-    programs_dir: str = setting(
-        "backends.kubernetes.programs_dir",
+    image_programs_dir: str = setting(
+        "backends.kubernetes.image_programs_dir",
         inner_directory,
         _DEFAULT.programs,
         "The directory of runner_image that has the programs.",
@@ -334,7 +334,7 @@ class KubernetesSettings:
             tenant_namespaces=dict(_pair(one) for one in self.tenant_namespaces),
             installation=self.installation or "",
             runner_image=self.runner_image or "",
-            programs=self.programs_dir,
+            programs=self.image_programs_dir,
             reach=self.reach,
             port=self.port,
             network_policy=self.network_policy,

@@ -128,8 +128,8 @@ class FlySettings:
         _DEFAULT.cpu_kind,
         "The processors of machines: shared or performance.",
     )
-    programs_dir: str = setting(
-        "backends.fly.programs_dir",
+    image_programs_dir: str = setting(
+        "backends.fly.image_programs_dir",
         image_directory,
         _DEFAULT.programs,
         "The directory of every image that has the programs of Sandkasten.",
@@ -173,7 +173,7 @@ class FlySettings:
             app=self.app or "",
             api_url=self.api_url,
             api_token=token or "",
-            programs=self.programs_dir,
+            programs=self.image_programs_dir,
             region=self.region or "",
             cpu_kind=self.cpu_kind,
             reach=self.reach,
