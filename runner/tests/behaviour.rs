@@ -10,6 +10,7 @@ mod output;
 mod posture;
 mod protocol;
 mod relay;
+mod script;
 mod shell;
 mod shell_lifecycle;
 mod sweep;
