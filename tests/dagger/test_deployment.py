@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import sys
 import tomllib
 from contextlib import contextmanager
@@ -12,12 +14,13 @@ import pytest
 import yaml
 
 from tests import built_images
-from tests.dagger import engine_container, programs
+from tests.dagger import engine_container, programs, tls_container
 from tests.dagger.client import ROUTES, Ran, Session, has_a_way_out
 from tests.deploy.capabilities import lacking
 from tests.deploy.engine import Docker, InMemory
-from tests.engines import inside
+from tests.engines import certificates, inside
 from tests.engines.engine import missing
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +31,8 @@ FOLDER = programs.REPOSITORY / "deploy" / "dagger"
 CLASSES = ("none", "egress")
 SERVICES = [f"dagger-{name}" for name in CLASSES]
 COMPOSE = ("socket", "sidecar", "remote")
-NOT_RUN = ("remote.yaml", "kubernetes.yaml", "cloud-run.yaml", "fly.toml", "ecs.json")
+NOT_RUN = ("kubernetes.yaml", "cloud-run.yaml", "fly.toml", "ecs.json", "Dockerfile")
+REMOTE_PORTS = {"none": 8765, "egress": 8766}
 on_docker = [
     pytest.mark.long(reason="the engine is compiled for a quarter of an hour"),
     pytest.mark.timeout(built_images.PATIENCE_S),
@@ -41,7 +45,7 @@ SHELL = ("sh", "-c", "echo $((6 * 7)); exit 3")
 
 @pytest.mark.parametrize("file", COMPOSE)
 def test_the_engine_of_class_none_gets_the_settings_that_leave_it_no_route(file: str) -> None:
-    services = yaml.safe_load((FOLDER / f"{file}.yaml").read_text())["services"]
+    services = _engines(file)
     assert list(services) == SERVICES
     for name, one in services.items():
         closed = "/etc/dagger/none.conflist" in one.get("command", [])
@@ -49,32 +53,52 @@ def test_the_engine_of_class_none_gets_the_settings_that_leave_it_no_route(file:
         assert "./engine.json:/etc/dagger/engine.json:ro" in one["volumes"]
 
 
-def test_an_engine_with_a_network_is_reached_by_a_socket_or_with_a_certificate() -> None:
+def _engines(file: str) -> dict[str, Any]:
+    services = yaml.safe_load((FOLDER / f"{file}.yaml").read_text())["services"]
+    return {name: one for name, one in services.items() if "engine:" in one["image"]}
+
+
+def test_an_engine_with_a_network_listens_on_a_socket_alone() -> None:
     for file in COMPOSE:
-        one = yaml.safe_load((FOLDER / f"{file}.yaml").read_text())["services"]["dagger-egress"]
-        words = one.get("command", [])
-        assert "--addr" not in words or "--tlscacert" in words
+        assert "--addr" not in _engines(file)["dagger-egress"].get("command", [])
     for words in (*_kubernetes_engines(), *_ecs_engines()):
-        assert any("--tlscacert" in word for word in words)
+        assert not any("--addr" in word for word in words)
+    closed = tomllib.loads((FOLDER / "fly.toml").read_text())["experimental"]["cmd"]
+    assert closed[-2:] == ["--oci-cni-config-path", "/etc/dagger/none.conflist"]
 
 
 def _kubernetes_engines() -> list[list[str]]:
     found = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
     sets = [one for one in found if one["kind"] == "StatefulSet"]
-    return [one["spec"]["template"]["spec"]["containers"][0]["args"] for one in sets]
+    pods = [one["spec"]["template"]["spec"]["containers"] for one in sets]
+    assert [[one["name"] for one in pod] for pod in pods] == [["engine", "tls"]] * 2
+    return [pod[0]["args"] for pod in pods]
 
 
 def _ecs_engines() -> list[list[str]]:
     task = json.loads((FOLDER / "ecs.json").read_text())
-    return [one["command"] for one in task["containerDefinitions"]]
+    found = task["containerDefinitions"]
+    assert [one["name"] for one in found if "command" not in one] == [
+        f"{name}-tls" for name in SERVICES
+    ]
+    return [one["command"] for one in found if "command" in one]
 
 
 def test_the_manifests_have_the_settings_of_the_files() -> None:
     found = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
     told = next(one for one in found if one["kind"] == "ConfigMap")["data"]
-    assert sorted(told) == ["engine.json", "none.conflist"]
+    assert sorted(told) == ["engine.json", "none.conflist", "tls.conf"]
     for name, text in told.items():
-        assert json.loads(text) == json.loads((FOLDER / name).read_text())
+        ours = (FOLDER / name).read_text()
+        if name == "tls.conf":
+            assert _directives(text) == _directives(ours)
+        else:
+            assert json.loads(text) == json.loads(ours)
+
+
+def _directives(text: str) -> list[str]:
+    """Return the lines of a configuration of nginx, without indentation and comments."""
+    return [line.strip() for line in text.splitlines() if line.strip() and "#" not in line]
 
 
 def test_all_files_name_the_version_that_the_tests_run() -> None:
@@ -83,6 +107,10 @@ def test_all_files_name_the_version_that_the_tests_run() -> None:
         text = (FOLDER / file).read_text()
         assert text.count("registry.dagger.io/engine:") == text.count(image) == 2
     assert tomllib.loads((FOLDER / "fly.toml").read_text())["build"]["image"] == image
+    daemon = (FOLDER / "Dockerfile").read_text()
+    assert f"ENGINE={image}\n" in daemon
+    assert f"SANDKASTEN=sandkasten:{built_images.VERSION}\n" in daemon
+    assert f"sandkasten-dagger:{built_images.VERSION}\n" in (FOLDER / "cloud-run.yaml").read_text()
 
 
 @pytest.mark.parametrize("file", NOT_RUN)
@@ -199,3 +227,29 @@ class TestOnDocker:
                 assert (ran.exit_code, ran.stdout) == (3, "42\n")
                 routes = inside_container(docker, busybox, address, *ROUTES, options=options)
                 assert has_a_way_out(routes) == (name == "egress")
+
+    def test_remote_engines_are_reached_with_a_certificate_alone(
+        self, machine: InMemory, docker: Docker, busybox: Path, tmp_path: Path
+    ) -> None:
+        host, certs = machine.machine.address, tmp_path / "certs"
+        certificates.make(certs, host)
+        files = "&".join(f"{name}_path={certs}/{name}.pem" for name in ("ca", "cert", "key"))
+        names = {"DAGGER_CERTS": str(certs), "DAGGER_TLS_IMAGE": tls_container.image(docker)}
+        with up(docker, "remote", tmp_path, **names):
+            for name, port in REMOTE_PORTS.items():
+                assert refuses_a_stranger(host, port, certs / "ca.pem")
+                with Session(f"tls://{host}:{port}?{files}", tmp_path) as session:
+                    assert session.run(busybox, SHELL).stdout == "42\n"
+                    assert has_a_way_out(session.run(busybox, ROUTES)) == (name == "egress")
+
+
+def refuses_a_stranger(host: str, port: int, authority: Path) -> bool:
+    """Return whether a client without a certificate gets no answer."""
+    context = ssl.create_default_context(cafile=str(authority))
+    with socket.create_connection((host, port), PATIENCE_S) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=host) as client:
+                client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                return client.recv(1) == b""
+        except ssl.SSLError as refused:
+            return "CERTIFICATE_REQUIRED" in str(refused)
