@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.engine_assembly import open_engine
@@ -13,7 +13,7 @@ from tests.dagger import programs
 from tests.hostwatch import loopwatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from sandkasten.engine.engine import Engine
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 IMAGE = "python:3.11-slim"
 VARIABLES: dict[str, str] = {}
 """Further variables, by the names that other programs use."""
+_HOMES = ("HOME", *(f"XDG_{name}_HOME" for name in ("CONFIG", "STATE", "CACHE", "DATA")))
 
 
 @loopwatch.of_the_test
@@ -31,10 +32,11 @@ def environ(data_dir: Path, **more: str) -> dict[str, str]:
         "SANDKASTEN_BACKEND": "dagger",
         "SANDKASTEN_DATA_DIR": str(data_dir),
         "SANDKASTEN_DAGGER_CLI": str(programs.command_line()),
-        "SANDKASTEN_DAGGER_PYTHON": str(environments.dagger()),
         "STATION_SANDBOX_ALLOWED_IMAGES": IMAGE,
         "SANDKASTEN_DEFAULT_IMAGE": IMAGE,
     }
+    if "dagger_python" not in more:
+        more["dagger_python"] = str(environments.dagger())
     return {
         **told,
         **VARIABLES,
@@ -42,20 +44,15 @@ def environ(data_dir: Path, **more: str) -> dict[str, str]:
     }
 
 
-@asynccontextmanager
-async def opened(
-    data_dir: Path, *, archive: Path | None = None, **more: str
-) -> AsyncIterator[Engine]:
-    """Open an engine of ours with one image. Its sessions keep their files in `data_dir`."""
-    os.makedirs(data_dir, exist_ok=True)
+@contextmanager
+def own_home(folder: Path) -> Iterator[None]:
+    """Let the CLI keep its configuration and state there, not where the user has theirs."""
+    folder.mkdir(parents=True, exist_ok=True)
     before = {name: os.environ.get(name) for name in _HOMES}
-    os.environ.update(dict.fromkeys(_HOMES, str(data_dir)))
-    found = await open_engine(load({}, environ(data_dir, **more), data_dir.parent))
+    os.environ.update(dict.fromkeys(_HOMES, str(folder)))
     try:
-        await found.images.import_archive(str(archive or imagekit.debian_tar()), name=IMAGE)
-        yield found
+        yield
     finally:
-        await found.aclose()
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
@@ -63,5 +60,15 @@ async def opened(
                 os.environ[name] = value
 
 
-# The CLI keeps a configuration and a state, which must not be those of the user.
-_HOMES = ("HOME", *(f"XDG_{name}_HOME" for name in ("CONFIG", "STATE", "CACHE", "DATA")))
+@asynccontextmanager
+async def opened(
+    data_dir: Path, *, archive: Path | None = None, **more: str
+) -> AsyncIterator[Engine]:
+    """Open an engine of ours with one image. Its sessions keep their files in `data_dir`."""
+    with own_home(data_dir):
+        found = await open_engine(load({}, environ(data_dir, **more), data_dir.parent))
+        try:
+            await found.images.import_archive(str(archive or imagekit.debian_tar()), name=IMAGE)
+            yield found
+        finally:
+            await found.aclose()

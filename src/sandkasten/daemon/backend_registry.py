@@ -215,13 +215,19 @@ class LazyImageBackend(LazyBackend):
 class LazyRunBackend(LazyImageBackend):
     """A lazy backend that is a `ports.RunsOnce`; the engine tests for it."""
 
+    async def reach(self, spec: CellSpec) -> None:
+        await (await self._once()).reach(spec)
+
     async def run(self, order: RunOrder) -> RunOutcome:
+        return await (await self._once()).run(order)
+
+    async def _once(self) -> RunsOnce:
         backend = await self._ready()
         if not isinstance(backend, RunsOnce):
             raise InternalError(
                 f"backend {self._name} keeps sandboxes", hint="open it as a LazyBackend"
             )
-        return await backend.run(order)
+        return backend
 
 
 class LazyCloudBackend(LazyImageBackend):

@@ -76,6 +76,12 @@ class RunsOnce(Protocol):
     It is used by one-shots alone. As a `Backend`, it refuses to create a cell and owns nothing.
     """
 
+    async def reach(self, spec: CellSpec) -> None:
+        """Make sure that the engine of such a run answers, without running anything of it. Raise
+        BackendUnavailable.
+        """
+        ...
+
     async def run(self, order: RunOrder) -> RunOutcome:
         """Run our runner with the order's script to its end. When this returns or raises, also by
         a cancellation, nothing of it runs any more. Raise BackendUnavailable if the engine failed,

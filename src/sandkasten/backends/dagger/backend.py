@@ -153,6 +153,13 @@ class DaggerBackend:
         """Implement `ports.RefusesNetworks`."""
         return network_refusal(policy, self._options)
 
+    async def reach(self, spec: CellSpec) -> None:
+        """Implement `ports.RunsOnce`."""
+        network = network_class(spec.network)
+        session = self._session(network)
+        await session.check()
+        await self._check_class(network, session)
+
     async def run(self, order: RunOrder) -> RunOutcome:
         """Implement `ports.RunsOnce`."""
         refusal = network_refusal(order.spec.network, self._options)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
+from sandkasten.engine.lifecycle.backend_choice import asked_of
 from sandkasten.engine.oneshot.artifacts import collect_artifacts
 from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, PYTHON, PYTHON_MAIN
 from sandkasten.engine.oneshot.run_events import RunEvents
@@ -147,10 +148,13 @@ class OneShot:
                     "sandbox.run_id": told.run_id,
                 }
             )
-            if isinstance(plan.backend, RunsOnce):
-                return plan, told, None
             try:
                 with self._tracing.span("sandbox.connect") as connecting:
+                    if isinstance(plan.backend, RunsOnce):
+                        # Afterwards the code may have run, and is not sent to another backend.
+                        with asked_of(plan.backend.name):
+                            await plan.backend.reach(plan.spec)
+                        return plan, told, None
                     record = await self._sandboxes.acquire(plan, quota)
                     pooled = record.acquired == "pool"
                     connecting.set({"sandbox.from_pool": pooled, "sandbox.id": record.id})
