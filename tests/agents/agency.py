@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.agent_service import AgentService
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.engine.engine import Engine
+    from sandkasten.ports import FileStore
 
 WRITER = """---
 model: scripted
@@ -95,6 +96,7 @@ class House:
     model: ScriptedModel
     runs: RunDirectory
     settings: Settings
+    files: FileStore
 
     async def sandboxes(self) -> list[str]:
         return [info.session_key or "" for info in await self.engine.list()]
@@ -188,7 +190,7 @@ async def house(
                 agent_service(settings, engine, books.files, recovers=recovers) as service,
             ):
                 runs = RunDirectory(settings.data_dir / "runs")
-                yield House(service, engine, model, runs, settings)
+                yield House(service, engine, model, runs, settings, books.files)
         finally:
             for info in await engine.list(all=True):
                 await engine.destroy(info.id)

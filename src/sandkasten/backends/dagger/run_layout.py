@@ -12,6 +12,7 @@ from sandkasten.model.sandbox.cell_spec import (
     TMP,
     USER_ID,
     WORKSPACE,
+    WORKSPACE_ALIAS,
     base_environment,
 )
 
@@ -47,5 +48,6 @@ def run_fields(order: RunOrder, nonce: str) -> dict[str, Any]:
         "answers": answers,
         "temporary": [[_STATE, _STATE_BYTES], [TMP, limits.tmp_bytes]],
         "empty": [WORKSPACE, HOME],
+        "link": [WORKSPACE_ALIAS, WORKSPACE.removeprefix("/")],
         "mounts": [[one.path, one.target] for one in order.spec.mounts],
     }

@@ -138,8 +138,16 @@ class Session:
         container = self._client.container()
         if "archive" in request:
             return container.import_(self._client.host().file(request["archive"]))
-        # Without a name, an empty root: our runner needs nothing of an image.
-        return container.from_(request["reference"]) if request["reference"] else container
+        if not request["reference"]:
+            # An empty root: our runner needs nothing of an image.
+            return container
+        alias, target = request["link"]
+        # As in every image of the store, whatever this one has there.
+        return (
+            container.from_(request["reference"])
+            .without_directory(alias)
+            .with_symlink(target, alias)
+        )
 
 
 def _text(exc: Exception) -> str:

@@ -192,7 +192,10 @@ class Planner:
         # Last, because it may take minutes: what can be refused was refused by now.
         sets: Sequence[PackageSet] = ()
         if packages:
-            site = "local" if isinstance(backend, RunsOnce) else backend.name
+            site = backend.name
+            if isinstance(backend, RunsOnce):
+                site = "local"
+                _check_in_store(image, backend.name)
             sets = await self._provided(packages, rules, spec, site, sites, tenant)
         if sets:
             spec = _with_packages(spec, sets)
@@ -415,6 +418,18 @@ async def _network_refusal(backend: Backend, policy: NetworkPolicy) -> Unsupport
 def _place(backend: Backend, tenant: str) -> str:
     with asked_of(backend.name):
         return tenant_place(backend, tenant)
+
+
+def _check_in_store(image: Image, backend: str) -> None:
+    """Raise UnsupportedByBackend for packages of an image that only a backend's engine has."""
+    if image.kind == "engine":
+        raise UnsupportedByBackend(
+            f"packages cannot be installed for image {image.name}: only the engine of backend "
+            f"{backend} has it",
+            hint=f"bring it into the store (sandkasten image pull {image.name}), or use an image "
+            "that has them",
+            image=image.name,
+        )
 
 
 def _with_packages(spec: CellSpec, sets: Sequence[PackageSet]) -> CellSpec:

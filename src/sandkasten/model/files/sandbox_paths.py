@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.environment import text_bytes
-from sandkasten.model.sandbox.cell_spec import HOME, TMP, WORKSPACE
+from sandkasten.model.sandbox.cell_spec import HOME, TMP, WORKSPACE, WORKSPACE_ALIAS
 
 # The kernel's own bound, its NUL included.
 PATH_MAX = 4096
 WRITABLE = (WORKSPACE, TMP, HOME)
-_ALIAS = "/work"
 
 
 def sandbox_path(path: str) -> str:
@@ -70,6 +69,6 @@ def working_directory(path: str) -> str:
         raise InvalidRequest("cwd is empty", hint="leave it out or name a directory", field="cwd")
     if len(path) >= PATH_MAX:
         raise InvalidRequest("cwd is too long", hint=f"at most {PATH_MAX - 1} bytes", field="cwd")
-    if path == _ALIAS or path.startswith(_ALIAS + "/"):
-        return WORKSPACE + path[len(_ALIAS) :]
+    if path == WORKSPACE_ALIAS or path.startswith(WORKSPACE_ALIAS + "/"):
+        return WORKSPACE + path[len(WORKSPACE_ALIAS) :]
     return path if path.startswith("/") else f"{WORKSPACE}/{path}"

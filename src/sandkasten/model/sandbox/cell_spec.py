@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Profile = Literal["hardened", "dev"]
 
 WORKSPACE = "/workspace"
+# Another name of it.
+WORKSPACE_ALIAS = "/work"
 HOME = "/home/sandbox"
 # Where programs for E2B keep their files: another name of the workspace.
 E2B_HOME = "/home/user"
