@@ -11,6 +11,7 @@ from sandkasten.client.import_clash import find_clash
 from sandkasten.engine.lifecycle.backend_survey import BackendSurvey
 from sandkasten.engine.lifecycle.isolation_tiers import TierSurvey
 from sandkasten.model.backends.backend_features import FEATURES, BackendReport
+from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from tests.unisolated.backend import UnisolatedBackend
 
@@ -71,6 +72,48 @@ def test_doctor_says_what_each_backend_can_and_cannot_do(cli, monkeypatch):
     assert "; not: limits pids, workspace; secrets; host mounts; " in shown
     listed = json.loads(cli("doctor", "--no-measure", "--json").out)["backends"]
     assert listed[1]["features"]["limits"] == ["cpu", "memory"]
+
+
+def test_doctor_says_why_a_backend_without_a_tier_is_not_ready(cli, monkeypatch):
+    async def reports(self) -> list[BackendReport]:
+        away = BackendReport(
+            "e2b", reason="no key is set", remedy="set E2B_API_KEY", features=FEATURES["e2b"]
+        )
+        tier = BackendReport("docker", reason="away", remedy="none", features=FEATURES["docker"])
+        return [away, tier]
+
+    monkeypatch.setattr(BackendSurvey, "reports", reports)
+    lines = cli("doctor", "--no-measure").out.splitlines()
+    (at,) = (n for n, line in enumerate(lines) if line.startswith("--    backend e2b: "))
+    assert lines[at + 1 : at + 3] == [
+        "      not ready: no key is set",
+        "      remedy: set E2B_API_KEY",
+    ]
+    assert lines[at + 3].startswith("--    backend docker: ")
+    assert lines[at + 4] == "ready: sandboxes work on this machine"
+
+
+def test_doctor_warns_of_a_limit_that_another_backend_does_not_enforce_here(cli, monkeypatch):
+    volumes = Unenforced("workspace", "volumes have no size", "use workspace_mode bind")
+    known = Unenforced("pids", "Modal has no limit of processes")
+
+    async def reports(self) -> list[BackendReport]:
+        west, modal = (
+            BackendReport(name, ready=True, features=FEATURES[kind], unenforced=(limit,))
+            for name, kind, limit in (
+                ("docker/west", "docker", volumes),
+                ("modal", "modal", known),
+            )
+        )
+        return [west, modal]
+
+    monkeypatch.setattr(BackendSurvey, "reports", reports)
+    shown = cli("doctor", "--no-measure").out
+    assert (
+        "warn  backend docker/west: limit workspace is not enforced: volumes have no size\n"
+        "      remedy: use workspace_mode bind\n" in shown
+    )
+    assert "backend modal: limit pids" not in shown  # Its line says "not: limits pids".
 
 
 def test_doctor_shows_a_warning_of_a_tier_once(cli, monkeypatch):

@@ -90,8 +90,14 @@ def _show(found: Findings) -> None:
             if one not in shown:
                 shown.add(one)
                 _line("warn", f"tier {tier.name}: {one.name}: {one.state}", one.remedy)
+    explained = {tier.name for tier in found.tiers if not tier.ready}
     for backend in found.backends:
         _show_backend(backend)
+        if not backend.ready and backend.name not in explained:
+            put(f"{_INDENT}not ready: {paragraph(backend.reason or 'not examined', _INDENT)}")
+            _remedy(backend.remedy)
+        elif backend.ready and not backend.default:
+            _show_unenforced(backend)
     if found.good:
         put("ready: sandboxes work on this machine")
         return
@@ -120,6 +126,14 @@ def _show_backend(backend: BackendReport) -> None:
     if backend.max_sandboxes is not None:
         text += f"; {backend.sandboxes or 0} of {backend.max_sandboxes} sandboxes"
     _line("ok" if backend.ready else "--", text + (f"; not: {'; '.join(cannot)}" if cannot else ""))
+
+
+def _show_unenforced(backend: BackendReport) -> None:
+    """Show the limits that this backend enforces elsewhere, but not here."""
+    for one in backend.unenforced:
+        if one.limit in backend.features.limits:
+            text = f"backend {backend.name}: limit {one.limit} is not enforced: {one.reason}"
+            _line("warn", text, one.remedy)
 
 
 def _line(mark: str, text: str, remedy: str = "") -> None:
