@@ -25,3 +25,14 @@ def test_key_is_never_shown(tmp_path):
     settings = load({}, {"E2B_API_KEY": "e2b_secret"}, tmp_path)
     assert settings.e2b.api_key == "e2b_secret"
     assert "e2b_secret" not in repr(settings) + repr(settings.origins()) + repr(settings.e2b)
+
+
+def test_service_with_two_urls_and_no_domain_names_ports_below_localhost(tmp_path):
+    urls = {
+        "backends.e2b.api_url": "http://127.0.0.1:8090/e2b",
+        "backends.e2b.sandbox_url": "http://127.0.0.1:8090/e2b",
+    }
+    assert load(urls, {}, tmp_path).e2b.domain == "localhost"
+    named = load({**urls, "backends.e2b.domain": "boxes.example"}, {}, tmp_path)
+    assert named.e2b.domain == "boxes.example"
+    assert load({}, {}, tmp_path).e2b.domain == ""

@@ -78,7 +78,8 @@ class E2bSettings:
         "backends.e2b.domain",
         domain,
         None,
-        "The domain of another service with E2B's protocol; default: E2B's own.",
+        "The domain of another service with E2B's protocol; default: E2B's own, or localhost "
+        "if api_url and sandbox_url are set.",
         aliases=("E2B_DOMAIN",),
     )
     api_url: str | None = setting(
@@ -136,9 +137,11 @@ class E2bSettings:
         key = self.api_key
         if key is None and self.api_key_file is not None:
             key = secret_in("backends.e2b.api_key_file", self.api_key_file, model_key)
+        # A daemon of Sandkasten without a domain has its ports below localhost.
+        nameless = self.api_url is not None and self.sandbox_url is not None
         return E2bOptions(
             api_key=key or "",
-            domain=self.domain or "",
+            domain=self.domain or ("localhost" if nameless else ""),
             api_url=self.api_url or "",
             sandbox_url=self.sandbox_url or "",
             template=self.template,
