@@ -25,6 +25,7 @@ from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.catalog import Images
 from sandkasten.images.image_names import canonical_name
 from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.model.backends.docker_engines import EngineRules
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.network_policy import CLOSED
 from sandkasten.model.sandbox.oneshot_values import RunRequest
@@ -79,6 +80,10 @@ class Keeper(UnisolatedBackend):
         return await super().create(sandbox_id, spec)
 
 
+class West(Keeper):
+    name = "docker/west"
+
+
 class World:
     def __init__(self, root: Path, *images: str, policy: Policy | None = None, **said: Any) -> None:
         self.root = root
@@ -87,7 +92,11 @@ class World:
         self.keeper = Keeper(*images)
         self.ledger = MemoryStore()
         self.engine = Engine(
-            backends={"docker": self.keeper, "unisolated": UnisolatedBackend()},
+            backends={
+                "docker": self.keeper,
+                "docker/west": West(),
+                "unisolated": UnisolatedBackend(),
+            },
             default_backend="docker",
             store=self.ledger,
             images=self.library,
@@ -160,6 +169,16 @@ async def test_an_image_that_exists_nowhere_names_both_places_and_a_remedy(opene
     with pytest.raises(InvalidImage):
         await world.shown("debian:12")
     assert await world.ledger.list() == []
+
+
+@pytest.mark.promise("P50")
+async def test_a_missing_image_of_a_named_engine_has_a_hint_with_its_setting(opened):
+    world = opened(policy=Policy(docker_engines={"docker/west": EngineRules()}))
+    request = CreateRequest(SandboxOptions(image="python", backend="docker/west"))
+    with pytest.raises(ImageNotFound) as refused:
+        await world.engine.create(request)
+    for way in ("(docker pull python:3.11-slim)", "backends.docker.engines.west.pull: missing"):
+        assert way in refused.value.hint
 
 
 @pytest.mark.promise("P50")

@@ -392,12 +392,13 @@ class Planner:
                 image=name,
             )
         last = there.names[-1]
+        settings = "backends." + backend.replace("/", ".engines.")
         raise ImageNotFound(
             f"image {name} is neither in the store nor in the Docker Engine of backend {backend} "
             f"(looked for {sought})",
             hint=f"bring it into the store (sandkasten image build, import or pull) or into the "
-            f"Docker Engine ({backend} pull {last}), let it pull the image "
-            f"(backends.{backend}.pull: missing), or name another image (default_image "
+            f"Docker Engine (docker pull {last}), let it pull the image "
+            f"({settings}.pull: missing), or name another image (default_image "
             "applies when a request names none)",
             image=name,
         )
