@@ -62,7 +62,7 @@ def test_variable_has_the_same_as_json(tmp_path):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("not json", "must be valid JSON"),
+        ("local", "must be a list or a mapping; a string must be valid JSON"),
         ("3", "must be a list"),
         ('["local"]', r"\[0\] must be a mapping"),
         ("[{}]", "must have a backend"),
@@ -74,7 +74,14 @@ def test_variable_has_the_same_as_json(tmp_path):
         ('[{"use": "local", "label": "x"}]', "label must be a mapping"),
         ('[{"use": "local", "label": {"x": 3}}]', "must have strings"),
         ('[{"use": "local", "tenant": [3]}]', "must have printable names"),
-        ('[{"use": "docker/nowhere"}]', "docker/nowhere, which backends.docker.engines does not"),
+        (
+            '[{"use": "local"}, {"use": ["local", "docker/nowhere"]}]',
+            r"\[1\].use is docker/nowhere, which backends.docker.engines does not",
+        ),
+        (
+            '[{"use": "local"}, {"use": "docker/zone=mars"}]',
+            r"\[1\].use: no Docker Engine has the label zone=mars",
+        ),
         ('[{"use": "docker/zone="}]', "not a valid choice of Docker Engines"),
         ('[{"use": ["gvisor", "docker/zone=eu"]}]', "docker/zone=eu isolates less than gvisor"),
         ('[{"use": ["gvisor", "local"]}]', "local isolates less than gvisor"),
@@ -84,6 +91,8 @@ def test_invalid_rule_is_refused_with_its_place(tmp_path, value, message):
     with pytest.raises(InvalidConfiguration, match=message) as refused:
         load({}, {"SANDKASTEN_POLICY_BACKENDS": value}, tmp_path)
     assert refused.value.hint
+    if "only" in value:
+        assert "only: true" in refused.value.hint
     assert str(refused.value.details["setting"]).startswith(
         ("policy.backends", "SANDKASTEN_POLICY_BACKENDS")
     )

@@ -303,9 +303,9 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             setting="policy.isolation",
         )
     check_rules(policy.backends, policy.isolation, policy.isolation_minimum)
-    for rule in policy.backends:
+    for at, rule in enumerate(policy.backends):
         for used in rule.use:
-            check_backend(used, engines.rules(), "policy.backends")
+            check_backend(used, engines.rules(), f"policy.backends[{at}].use")
     return Settings(
         data_dir=data_dir,
         backend=general.backend,

@@ -180,7 +180,8 @@ def parts(name: str, value: object, hint: str) -> object:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as exc:
-        raise InvalidConfiguration(f"{name} must be valid JSON", hint=hint, setting=name) from exc
+        message = f"{name} must be a list or a mapping; a string must be valid JSON"
+        raise InvalidConfiguration(message, hint=hint, setting=name) from exc
 
 
 def known_keys(name: str, value: Mapping[Any, object], keys: Iterable[str]) -> None:

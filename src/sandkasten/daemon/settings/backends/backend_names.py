@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.setting_parsers import choice, invalid
-from sandkasten.errors import InvalidConfiguration
-from sandkasten.model.backends.docker_engines import ENGINE_NAME, ENGINE_PREFIX
+from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.model.backends.docker_engines import (
+    ENGINE_NAME,
+    ENGINE_PREFIX,
+    engine_labels,
+    labelled,
+)
 from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Mapping
+
+    from sandkasten.model.backends.docker_engines import EngineRules
 
 BACKENDS: tuple[str, ...] = (
     "local",
@@ -34,9 +41,19 @@ def backend_name(name: str, value: object) -> str:
     return choice(*BACKENDS)(name, value)
 
 
-def check_backend(backend: str, engines: Collection[str], setting: str = "backend") -> None:
-    """Raise InvalidConfiguration for a named engine that the settings do not have."""
-    if backend.startswith(ENGINE_PREFIX) and "=" not in backend and backend not in engines:
+def check_backend(
+    backend: str, engines: Mapping[str, EngineRules], setting: str = "backend"
+) -> None:
+    """Raise InvalidConfiguration for a named engine, or a label, that the settings do not have."""
+    try:
+        labels = engine_labels(backend)
+        if labels is not None:
+            labelled(engines, labels)
+            return
+    except InvalidRequest as exc:
+        message = f"{setting}: {exc.message}"
+        raise InvalidConfiguration(message, hint=exc.hint, setting=setting) from exc
+    if backend.startswith(ENGINE_PREFIX) and backend not in engines:
         raise InvalidConfiguration(
             f"{setting} is {backend}, which backends.docker.engines does not have",
             hint=did_you_mean(backend, (*BACKENDS, *engines)),

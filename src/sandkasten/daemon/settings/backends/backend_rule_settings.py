@@ -20,7 +20,7 @@ _KEYS: Final = (*_LISTS, "label", "use", "only")
 _MAX_NAMES: Final = 100
 _HINT: Final = (
     "write {image: PATTERN, label: {NAME: PATTERN}, tenant: NAME, agent: NAME, "
-    "use: BACKEND or [BACKEND, …]}; every condition may be left out"
+    "use: BACKEND or [BACKEND, …], only: true}; all but use may be left out"
 )
 
 
