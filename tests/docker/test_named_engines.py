@@ -121,6 +121,7 @@ async def test_an_unknown_engine_or_label_is_refused_with_the_nearest_name(
         for backend, hint in (
             ("docker/wset", "did you mean docker/west?"),
             ("docker/zone=eo", "did you mean zone=eu?"),
+            ("docker/zone", "write docker/zone=VALUE"),
             ("docker/zone=", "write docker/KEY=VALUE"),
             ("docker/zone=eu,zone=eu", "write docker/KEY=VALUE"),
             ("docker/../west", "did you mean docker/west?"),

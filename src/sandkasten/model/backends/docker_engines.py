@@ -83,16 +83,17 @@ def written(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def unknown_engine(backend: str, engines: Iterable[str]) -> InvalidRequest:
+def unknown_engine(backend: str, engines: Mapping[str, EngineRules]) -> InvalidRequest:
     """Return the error for a request that names an engine that is not in the settings."""
-    known = tuple(engines)
-    return InvalidRequest(
-        f"Docker Engine {shown(backend.removeprefix(ENGINE_PREFIX))} is not in the settings",
-        hint=did_you_mean(backend, (DOCKER, *known))
-        if known
-        else "add it to backends.docker.engines, or request backend docker",
-        field="backend",
-    )
+    name = backend.removeprefix(ENGINE_PREFIX)
+    if any(name in one.labels for one in engines.values()):
+        hint = f"write docker/{name}=VALUE to choose by label"
+    elif engines:
+        hint = did_you_mean(backend, (DOCKER, *engines))
+    else:
+        hint = "add it to backends.docker.engines, or request backend docker"
+    message = f"Docker Engine {shown(name)} is not in the settings"
+    return InvalidRequest(message, hint=hint, field="backend")
 
 
 def not_configured(backend: str, known: Iterable[str]) -> BackendUnavailable:
