@@ -21,8 +21,8 @@ for part in "${@:-python}"; do
         format) try "cargo fmt" scripts/cargo.sh fmt -- --check ;;
         rust)
             try "cargo fmt" scripts/cargo.sh fmt -- --check
-            # The tests from outside are an example with `test = true`: as a plain example, which
-            # --all-targets would check, they have no main function.
+            # The integration tests are an example with `test = true`. --all-targets would also check it
+            # as a plain example, which has no main function.
             try "cargo clippy" scripts/cargo.sh clippy --quiet --lib --bins --tests -- -D warnings
             ;;
         *) echo "lint.sh: unknown part $part" >&2; exit 2 ;;
