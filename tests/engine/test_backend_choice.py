@@ -387,7 +387,7 @@ async def test_image_id_without_a_known_name_does_not_avoid_a_rule_about_names(o
     engine = opened(Renamed("local"), Renamed("oci"), rules=rules)
     for name in ("sha256:" + "0" * 64, "0123456789abcdef"):
         for backend in (None, "local", "oci"):
-            with pytest.raises(PolicyDenied, match="name the image instead of its id"):
+            with pytest.raises(PolicyDenied, match="use the name of the image"):
                 await backend_of(engine, image=name, backend=backend)
 
 

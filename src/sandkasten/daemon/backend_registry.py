@@ -84,8 +84,8 @@ class LazyBackend:
         return self._opened
 
     async def _ready(self) -> Backend:
-        """Open the backend in a thread: some libraries take half a second to import, which no other
-        request waits for.
+        """Return the backend. Open it in a thread: some libraries take half a second to import, and
+        other requests must not wait for that.
         """
         return await asyncio.to_thread(self._open) if self._opened is None else self._opened
 
@@ -233,7 +233,7 @@ class LazyRunBackend(LazyImageBackend):
 class LazyCloudBackend(LazyImageBackend):
     """The lazy backend of a provider. It is a `ports.NeedsEnabling`: every key that may create a
     sandbox could otherwise make machines that cost money. If it is disabled later, the sandboxes
-    that it has are still reached and removed.
+    that it has can still be used, and are removed when they end.
     """
 
     def __init__(
@@ -292,12 +292,6 @@ def shared_backends(settings: Settings) -> frozenset[str]:
 def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> Backing:
     """Open the default backend; import the others when a request names them."""
     from sandkasten.backends.local import LocalBackend
-    from sandkasten.daemon.backend_registry import (
-        LazyBackend,
-        LazyCloudBackend,
-        LazyImageBackend,
-        LazyRunBackend,
-    )
     from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
     from sandkasten.store.ledger_directory import DirectoryStore
 

@@ -77,9 +77,7 @@ class RunsOnce(Protocol):
     """
 
     async def reach(self, spec: CellSpec) -> None:
-        """Make sure that the engine of such a run answers, without running anything of it. Raise
-        BackendUnavailable.
-        """
+        """Raise BackendUnavailable if the engine of such a run does not answer. Runs no code."""
         ...
 
     async def run(self, order: RunOrder) -> RunOutcome:
@@ -164,7 +162,7 @@ class RefusesNetworks(Protocol):
 
 @runtime_checkable
 class NeedsEnabling(Protocol):
-    """A backend that makes nothing until the operator has enabled it."""
+    """A backend that creates nothing until the operator has enabled it."""
 
     def check_enabled(self) -> None:
         """Raise BackendUnavailable, with the setting, if it is not enabled."""

@@ -1,9 +1,9 @@
 """Which machines a provider has, asked rarely: providers limit the rate of requests.
 
 The engine looks at every sandbox without a connection every few seconds. All of these looks share
-one list. A machine that is not on it is asked for by itself, so a sandbox is never lost by a list
-that is old; that a machine has ended may be noticed a few seconds later. A connection to it fails
-at once.
+one list. Before a machine that is not on it counts as ended, the provider is asked for it, so an
+old list loses no sandbox. The end of a machine may be noticed a few seconds late; a connection to
+it fails at once.
 """
 
 from __future__ import annotations

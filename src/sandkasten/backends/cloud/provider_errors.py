@@ -1,6 +1,6 @@
 """Named errors for the answers of providers. Pure.
 
-What a provider said, or a machine, is repeated only through `plain`: clients and logs show it.
+Clients and logs show what a provider or a machine said, so it is repeated only through `plain`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def lost(sandbox_id: SandboxId | str, why: str) -> SandboxLost:
 
 
 def plain(told: object) -> str:
-    """Return the beginning of a foreign text in one line, without control characters."""
-    # Twice what is shown: what is cut off need not be looked at.
+    """Return the beginning of a foreign string as one line, without control characters."""
+    # Twice what is shown, because spaces are joined; the rest need not be looked at.
     text = str(told)[: 2 * _SHOWN]
     words = "".join(one if one.isprintable() else " " for one in text).split()
     return " ".join(words)[:_SHOWN]

@@ -142,7 +142,7 @@ class Session:
             # An empty root: our runner needs nothing of an image.
             return container
         alias, target = request["link"]
-        # As in every image of the store, whatever this one has there.
+        # `/work` is the workspace, as in images of the store, whatever this image has there.
         return (
             container.from_(request["reference"])
             .without_directory(alias)

@@ -129,7 +129,7 @@ def _show_backend(backend: BackendReport) -> None:
 
 
 def _show_unenforced(backend: BackendReport) -> None:
-    """Show the limits that this backend enforces elsewhere, but not here."""
+    """Show the limits that this backend can enforce, but not on this machine."""
     for one in backend.unenforced:
         if one.limit in backend.features.limits:
             text = f"backend {backend.name}: limit {one.limit} is not enforced: {one.reason}"

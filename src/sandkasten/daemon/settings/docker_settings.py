@@ -25,10 +25,10 @@ from sandkasten.backends.docker.docker_options import (
 from sandkasten.daemon.settings.setting_fields import setting, settings_of
 from sandkasten.daemon.settings.setting_parsers import (
     boolean,
+    check_keys,
     choice,
+    from_json,
     invalid,
-    known_keys,
-    parts,
     positive_integer,
     seconds,
     string,
@@ -194,7 +194,7 @@ class NamedEngine:
 
 def engine_map(name: str, value: object) -> dict[str, NamedEngine]:
     """Accept a mapping of names, or the same as JSON, as a variable has it."""
-    value = parts(name, value, _ENGINE_HINT)
+    value = from_json(name, value, _ENGINE_HINT)
     if not isinstance(value, dict):
         raise invalid(name, "a mapping of names", value, _ENGINE_HINT)
     for engine, entry in value.items():
@@ -210,7 +210,7 @@ def _named_engine(name: str, entry: Mapping[object, object]) -> NamedEngine:
     declared = {one.name: one.metadata["setting"] for one in fields(EngineSettings)}
     keys = {one.name.removeprefix(f"{_SECTION}."): field for field, one in declared.items()}
     values: dict[str, object] = {}
-    known_keys(name, entry, (*keys, *_RULES))
+    check_keys(name, entry, (*keys, *_RULES))
     for key, value in entry.items():
         if key in keys and value is not None:
             field_name = keys[str(key)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.daemon.settings.setting_parsers import known_keys, parts
+from sandkasten.daemon.settings.setting_parsers import check_keys, from_json
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.registry.registry_credentials import Access
 from sandkasten.model import lazy_pattern
@@ -24,7 +24,7 @@ _HINT: Final = "write host: {username, password_file | password | token, ca_file
 
 
 def parse_registries(name: str, value: object) -> dict[str, Access]:
-    value = parts(name, value, _HINT)
+    value = from_json(name, value, _HINT)
     if not isinstance(value, dict):
         raise _invalid(name, "must be a mapping of hosts")
     access: dict[str, Access] = {}
@@ -46,7 +46,7 @@ def show_registries(registries: Mapping[str, Access]) -> list[str]:
 
 
 def _access(name: str, host: str, entry: Mapping[object, object]) -> Access:
-    known_keys(f"{name}.{host}", entry, _KEYS)
+    check_keys(f"{name}.{host}", entry, _KEYS)
     strings: dict[str, str] = {}
     for key in _STRINGS:
         written = entry.get(key, "")

@@ -26,7 +26,7 @@ from sandkasten.model.sandbox.host_mounts import mount_text, parse_mounts
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _BOOLEANS: Final = {
     "true": True, "1": True, "yes": True,
@@ -170,11 +170,13 @@ def seconds(name: str, value: object) -> float:
     return found
 
 
-# ---- values of several parts: the file has lists and mappings, a variable the same as JSON
+# ---- lists and mappings: the file has them as YAML, an environment variable as JSON
 
 
-def parts(name: str, value: object, hint: str) -> object:
-    """Return a list or a mapping. No message repeats the value, which may have secrets."""
+def from_json(name: str, value: object, hint: str) -> object:
+    """Return the value of a JSON string, and any other value as it is. No message repeats it,
+    because it may contain secrets.
+    """
     if not isinstance(value, str):
         return value
     try:
@@ -184,8 +186,8 @@ def parts(name: str, value: object, hint: str) -> object:
         raise InvalidConfiguration(message, hint=hint, setting=name) from exc
 
 
-def known_keys(name: str, value: Mapping[Any, object], keys: Iterable[str]) -> None:
-    """Raise InvalidConfiguration if a mapping has another key."""
+def check_keys(name: str, value: Mapping[Any, object], keys: Sequence[str]) -> None:
+    """Raise InvalidConfiguration if a mapping has a key that is not one of these."""
     for key in value:
         if key not in keys:
             raise InvalidConfiguration(
@@ -198,8 +200,8 @@ def known_keys(name: str, value: Mapping[Any, object], keys: Iterable[str]) -> N
 def rule_list(
     name: str, value: object, keys: Sequence[str], hint: str
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return rules by the name of each, such as `policy.backends[0]`. One alone needs no list."""
-    value = parts(name, value, hint)
+    """Return rules by their names, such as `policy.backends[0]`. A single rule needs no list."""
+    value = from_json(name, value, hint)
     found = [value] if isinstance(value, dict) else value
     if not isinstance(found, list) or len(found) > _MAX_RULES:
         message = f"{name} must be a list of at most {_MAX_RULES} rules"
@@ -208,7 +210,7 @@ def rule_list(
     for one, rule in rules.items():
         if not isinstance(rule, dict):
             raise InvalidConfiguration(f"{one} must be a mapping", hint=hint, setting=one)
-        known_keys(one, rule, keys)
+        check_keys(one, rule, keys)
     return rules
 
 

@@ -94,9 +94,9 @@ class BackendChoice:
         kept = self._workspace(request)
         return Chosen(await self._tiers.choose(options.backend, options.isolation, kept))
 
-    async def allowed(self, request: CreateRequest) -> Chosen:
+    async def default_if_allowed(self, request: CreateRequest) -> Chosen:
         """Return the default backend for work that only some backends can do, such as a step of a
-        build. Raise PolicyDenied if a rule with `only` demands another one.
+        build. Raise PolicyDenied if a rule with `only` requires another one.
         """
         chosen = await self.without_rules(request)
         # The image of a step has no name that a rule could mean.

@@ -80,7 +80,7 @@ class BuildSandbox:
                 labels={"sandkasten.build": "step"},
             )
         )
-        chosen = await self._planner.choice.allowed(request)
+        chosen = await self._planner.choice.default_if_allowed(request)
         plan = await self._planner.plan(request, image=image, sites=self._sites, chosen=chosen)
         if isinstance(plan.backend, KeepsImages):
             raise _cannot_tell(plan.backend.name)

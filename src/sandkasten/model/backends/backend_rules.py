@@ -95,9 +95,9 @@ def match(rules: Sequence[BackendRule], subject: RuleSubject) -> Matched | None:
             return Matched(f"{SETTING}[{at}]", rule)
         if subject.unnamed and rule.images and replace(rule, images=()).matches(subject):
             raise PolicyDenied(
-                f"{SETTING}[{at}] compares names of images, and no name is known of image "
+                f"{SETTING}[{at}] compares names of images, and no name is known for image "
                 f"{shown(subject.images[0])}",
-                hint="name the image instead of its id",
+                hint="use the name of the image instead of its id",
                 rule=f"{SETTING}[{at}]",
             )
     return None

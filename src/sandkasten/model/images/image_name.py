@@ -12,7 +12,6 @@ from sandkasten.model.spelling import shown
 
 MAX_NAME = 255
 _NAME = form(IMAGE_NAME)
-# An image named by its content is in the store or nowhere.
 _ID = lazy_pattern.compile(r"(?:sha256:)?[0-9a-f]{8,64}\Z")
 
 

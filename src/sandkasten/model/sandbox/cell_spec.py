@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Profile = Literal["hardened", "dev"]
 
 WORKSPACE = "/workspace"
-# Another name of it.
+# Another name of the workspace.
 WORKSPACE_ALIAS = "/work"
 HOME = "/home/sandbox"
 # Where programs for E2B keep their files: another name of the workspace.

@@ -51,7 +51,7 @@ _PAGE: Final = 100
 _TRAFFIC: Final = "e2b-traffic-access-token"
 _ROOT: Final = "root"
 _RETRY_S: Final = 0.05
-# Of what the gate prints before it listens.
+# How much is kept of what the gate prints before it listens.
 _SAID_CHARS: Final = 1000
 # In the command line of the gate, and of the shell that becomes it.
 _GATE_MODE: Final = "--machine"

@@ -236,7 +236,7 @@ class FlyProvider:
             if self._found is None or self._found_at < asked_at:
                 found_at = loop.time()
                 found: dict[SandboxId, str] = {}
-                # The names are compared here: what code can change hides no machine.
+                # The names are compared here, because code in a machine can change its metadata.
                 for one in await self._listed(summary=True):
                     sandbox_id = machine_request.sandbox_of(one, self._owner)
                     if sandbox_id is not None:

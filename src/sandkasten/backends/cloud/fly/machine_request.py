@@ -2,7 +2,7 @@
 
 The name of a machine is unique in its app and follows from the installation and the id of the
 sandbox: a request that is repeated because its answer was lost never makes a second machine, and
-machines are found by their names. A machine restarts never and is destroyed when its first process
+machines are found by their names. A machine never restarts, and is destroyed when its first process
 ends.
 """
 
@@ -128,7 +128,9 @@ def command(order: MachineOrder, programs: str) -> list[str]:
 
 
 def metadata(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return labels as metadata, for people: a filter is `metadata.NAME`, so a name has no dots."""
+    """Return labels as metadata, which only operators use: `metadata.NAME` is a filter, so a name
+    has no dots.
+    """
     return {name.replace(".", "_"): value for name, value in labels.items()}
 
 

@@ -159,7 +159,7 @@ def _wrong(text: str, hint: str) -> InvalidConfiguration:
 
 def without_address(error: BackendUnavailable, backend: str) -> BackendUnavailable:
     """Return the error of a named engine with its name instead of its address, which tenants need
-    not know. What happened is a note, for the log and `doctor`.
+    not know. The original message is a note, for the log and `doctor`.
     """
     if not backend.startswith(ENGINE_PREFIX):
         return error

@@ -137,11 +137,11 @@ class E2bSettings:
         key = self.api_key
         if key is None and self.api_key_file is not None:
             key = secret_in("backends.e2b.api_key_file", self.api_key_file, model_key)
-        # A daemon of Sandkasten without a domain has its ports below localhost.
-        nameless = self.api_url is not None and self.sandbox_url is not None
+        # A daemon of Sandkasten without `previews.domain` has its ports below localhost.
+        has_urls = self.api_url is not None and self.sandbox_url is not None
         return E2bOptions(
             api_key=key or "",
-            domain=self.domain or ("localhost" if nameless else ""),
+            domain=self.domain or ("localhost" if has_urls else ""),
             api_url=self.api_url or "",
             sandbox_url=self.sandbox_url or "",
             template=self.template,

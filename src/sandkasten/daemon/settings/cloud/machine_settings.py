@@ -1,6 +1,4 @@
-"""What the settings of all providers of machines share: the switch that opens a provider, and its
-address.
-"""
+"""Settings that all providers of machines share: the switch `enabled`, and the URL of its API."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def provider_url(name: str, value: object, example: str) -> tuple[str, SplitResu
         raise InvalidConfiguration(
             f"{name} must be an https URL: over plain http, other machines could read the "
             "credentials",
-            hint=f"write {example}; http is allowed to an address of this machine alone",
+            hint=f"write {example}; http is allowed only to an address of this machine",
             setting=name,
         )
     return url.rstrip("/"), parts
