@@ -1,6 +1,7 @@
-"""Every example of the source document that is built on Dagger, as written, on a real engine.
+"""The examples of the source document about Dagger, on a real engine.
 
-The Go code that drives Dagger is of another program: what it does is tested instead
+Small images and packages have the names of those in the document. Its Go code belongs to another
+program: what that code does is tested instead
 (`test_what_the_go_code_of_the_document_does_is_done`).
 """
 
@@ -25,17 +26,17 @@ from tests.packages.wheels import wheel
 from tests.seeds import go_source
 from tests.seeds.documents import all_blocks, block
 from tests.seeds.test_agent_blocks import EMPTY, FENCE, LOG, prompts, scripted
-from tests.seeds.test_tool_blocks import _same_shape
+from tests.seeds.test_tool_blocks import same_shape
 from tests.telemetry.otlp_receiver import http_receiver
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.promise("P114"),
+    pytest.mark.promise("P114", "P123"),
     pytest.mark.long(reason="the engine is compiled for a quarter of an hour"),
     pytest.mark.timeout(600),
 ]
 AGENTS = {name: text for name, text in prompts().items() if name.startswith("000-")}
-# The images of the document, by what stands for them here.
+# What each image of the document is here.
 IMAGES = {
     "python:3.11-slim": imagekit.debian_tar,
     "node:20-slim": node_tar,
@@ -163,7 +164,7 @@ async def test_the_answer_has_the_shape_of_the_documents_example(tools):
     )
     answer = await tools.call("run", code=code, artifacts=["output/*.json"], timeout_seconds=300)
     shown = json.loads(block("000-7").text)
-    _same_shape(shown, answer)
+    same_shape(shown, answer)
     assert answer["artifacts"][0]["content_base64"] == shown["artifacts"][0]["content_base64"]
     assert answer["limits"].items() >= shown["limits"].items()
     assert answer["stdout"] == shown["stdout"] + "\n"
@@ -221,7 +222,7 @@ async def test_a_daemon_reports_the_spans_of_the_document(engine_none, tmp_path)
     drawn = [line.split()[-1] for line in lines if "── sandbox." in line]
     assert len(drawn) == 5
     async with site.opened(tmp_path / "data", dagger_engines_none=engine_none.address):
-        """Its store has the image now."""
+        pass  # The store of this data directory has the image now.
     with http_receiver() as seen:
         environ = {
             **variables(engine_none, tmp_path),

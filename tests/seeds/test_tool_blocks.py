@@ -154,7 +154,7 @@ def test_a_mode_has_the_tools_of_the_document(source, desk):
 
 @pytest.mark.parametrize("source", run_as("answer of sandbox_run"), ids=lambda one: one.id)
 def test_the_answer_of_sandbox_run_has_the_shape_of_the_example(source, answers):
-    _same_shape(json.loads(source.text), answers["sandbox_run"])
+    same_shape(json.loads(source.text), answers["sandbox_run"])
 
 
 CALLS = run_as("tool call")
@@ -174,7 +174,7 @@ async def test_a_call_of_the_design_is_answered_as_shown(source, desk):
         await desk.call("fs_write", path=BEFORE[shown["name"]], content="print('Hello, World!')")
     answer = await desk.call(tool, **shown["input"])
     assert "error_code" not in answer
-    _same_shape(shown["output"], answer)
+    same_shape(shown["output"], answer)
     for name in ("path", "content"):
         if name in shown["output"]:
             # /work is a link to /workspace, and answers name the directory.
@@ -186,15 +186,15 @@ async def test_a_call_of_the_design_is_answered_as_shown(source, desk):
         assert {"name": "data", "type": "directory"}.items() <= answer["entries"][0].items()
 
 
-def _same_shape(shown: Any, answer: Any) -> None:
+def same_shape(shown: Any, answer: Any) -> None:
     if isinstance(shown, dict):
         for name, value in shown.items():
             assert name in answer, name
             # It is `true` in the design and the path in the requirements; ours is the path.
             if name != "deleted":
-                _same_shape(value, answer[name])
+                same_shape(value, answer[name])
     elif isinstance(shown, list):
-        _same_shape(shown[0], answer[0])
+        same_shape(shown[0], answer[0])
     else:
         number = isinstance(shown, int) and not isinstance(shown, bool)
         assert isinstance(answer, int | float if number else type(shown))
