@@ -39,11 +39,14 @@ compile dev.txt "${@}" pyproject.toml --extra server --extra docker --extra e2b 
     --extra agents --extra jwt --extra signatures --extra otel --extra postgres --extra mcp --extra genkit --extra dev requirements/build.in
 compile server.txt pyproject.toml --extra server --constraint requirements/dev.txt
 compile docker.txt pyproject.toml --extra docker --constraint requirements/dev.txt
+compile kubernetes.txt pyproject.toml --extra kubernetes --constraint requirements/dev.txt
 compile e2b.txt pyproject.toml --extra e2b --constraint requirements/dev.txt
+compile fly.txt pyproject.toml --extra fly --constraint requirements/dev.txt
 compile modal.txt pyproject.toml --extra modal --constraint requirements/dev.txt
 compile agents.txt pyproject.toml --extra agents --constraint requirements/dev.txt
 compile jwt.txt pyproject.toml --extra jwt --constraint requirements/dev.txt
 compile signatures.txt pyproject.toml --extra signatures --constraint requirements/dev.txt
+compile secrets.txt pyproject.toml --extra secrets --constraint requirements/dev.txt
 compile otel.txt pyproject.toml --extra otel --constraint requirements/dev.txt
 compile postgres.txt pyproject.toml --extra postgres --constraint requirements/dev.txt
 compile mcp.txt pyproject.toml --extra mcp --constraint requirements/dev.txt
