@@ -55,7 +55,7 @@ def runs(engine, engine_none):
 
 async def test_limits_that_dagger_does_not_have_are_named_in_the_answer(runs):
     told = " ".join((await runs("true")).warnings)
-    for name in ("cpus", "mem_limit_mb", "pids_limit", "workspace_mb"):
+    for name in ("cpu", "memory", "pids", "workspace"):
         assert f"{name} is not limited" in told
 
 
@@ -103,7 +103,7 @@ async def test_a_session_is_refused_by_name(engine):
 async def test_doctor_reports_the_engines_and_what_is_not_limited(engine):
     (tier,) = [one for one in await engine.tiers(measure=False) if one.backend == "dagger"]
     assert (tier.ready, tier.default) == (True, True)
-    assert {one.name for one in tier.warnings} >= {"cpus", "mem_limit_mb"}
+    assert {one.name for one in tier.warnings} >= {"cpu", "memory"}
 
 
 async def test_python_code_runs_with_files_and_artifacts(engine):

@@ -65,10 +65,10 @@ _OLD_S: Final = 86_400.0
 _OVERHEAD_S: Final = 120.0
 _OF_ENGINE: Final = "limit the engine itself: its container, Pod or machine"
 UNENFORCED: Final = (
-    Unenforced("cpus", "Dagger has no limit of processors for one run", _OF_ENGINE),
-    Unenforced("mem_limit_mb", "Dagger has no limit of memory for one run", _OF_ENGINE),
-    Unenforced("pids_limit", "Dagger has no limit of processes for one run", _OF_ENGINE),
-    Unenforced("workspace_mb", "Dagger has no limit of disk space for one run", _OF_ENGINE),
+    Unenforced("cpu", "Dagger has no limit of processors for one run", _OF_ENGINE),
+    Unenforced("memory", "Dagger has no limit of memory for one run", _OF_ENGINE),
+    Unenforced("pids", "Dagger has no limit of processes for one run", _OF_ENGINE),
+    Unenforced("workspace", "Dagger has no limit of disk space for one run", _OF_ENGINE),
 )
 _SHARED_NETWORK: Final = Unenforced(
     "network",
