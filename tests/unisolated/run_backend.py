@@ -60,6 +60,9 @@ class RunBackend:
     async def network_refusal(self, policy: NetworkPolicy) -> None:
         return None
 
+    async def reach(self, spec: CellSpec) -> None:
+        return None
+
     async def run(self, order: RunOrder) -> RunOutcome:
         self.orders.append(order)
         self.running += 1

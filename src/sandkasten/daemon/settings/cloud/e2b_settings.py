@@ -78,8 +78,7 @@ class E2bSettings:
         "backends.e2b.domain",
         domain,
         None,
-        "The domain of another service with E2B's protocol; default: E2B's own, or localhost "
-        "if api_url and sandbox_url are set.",
+        "The domain of another service with E2B's protocol; localhost if both URLs are set.",
         aliases=("E2B_DOMAIN",),
     )
     api_url: str | None = setting(
