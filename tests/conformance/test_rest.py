@@ -13,6 +13,7 @@ from sandkasten.errors import (
     InvalidRequest,
     QuotaExceeded,
     SandboxLost,
+    SandkastenError,
     UnsupportedByBackend,
 )
 from sandkasten.model.sandbox.limits import Limits
@@ -233,7 +234,23 @@ async def lost(box: Box) -> None:
         await channel.aclose()
         return True
 
-    await eventually(closed, True)
+    try:
+        await eventually(closed, True)
+    except AssertionError as exc:
+        raise AssertionError(f"{exc}; a new connection: {await _described(box)}") from exc
     with pytest.raises(SandboxLost):
         await box.ask("ping")
     await eventually(answers, False)
+
+
+async def _described(box: Box) -> str:
+    """Return what the runner of a sandbox that should have ended answers to a new connection."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            channel = await Channel.open(await box.cell.dial())
+            try:
+                return repr([await channel.call(verb) for verb in ("exec.list", "proc.list")])
+            finally:
+                await channel.aclose()
+    except (SandkastenError, OSError) as exc:
+        return repr(exc)
