@@ -125,7 +125,7 @@ async def test_a_machine_whose_metadata_was_changed_from_inside_is_found(server:
             server.records[machine_id].config["metadata"] = metadata
             assert await provider.machines() == {sandbox_id: machine_id}
             assert await provider.find(sandbox_id) == machine_id
-            # It is nobody else's either.
+            # Another installation does not find it either.
             assert await other.machines() == {}
 
 

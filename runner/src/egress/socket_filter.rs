@@ -1,8 +1,8 @@
 //! Keep a runner without a network from sockets that a network namespace does not close.
 //!
-//! AF_VSOCK leads from a virtual machine to its host, and in a machine it belongs to no namespace. So only
-//! families are left that a namespace holds. A call of another architecture has other numbers, and
-//! io_uring opens sockets without a call: neither is possible.
+//! AF_VSOCK leads from a virtual machine to its host, past every network namespace. So only the families
+//! that a network namespace closes can be used. io_uring, which opens sockets without a system call, and
+//! system calls of another architecture, whose numbers differ, are refused too.
 
 use crate::filter::{
     answer, apply, error, jump, jump_over, load, with_argument, ALLOW, ANY_BIT, ARCH, ARCHITECTURE,
@@ -68,7 +68,7 @@ mod tests {
         errno_of(unsafe { libc::syscall(libc::SYS_socket, family, libc::SOCK_STREAM, 0) })
     }
 
-    fn fine_inside() -> bool {
+    fn only_these_families_open() -> bool {
         let closed = [
             libc::AF_VSOCK,
             libc::AF_PACKET,
@@ -83,12 +83,12 @@ mod tests {
     }
 
     #[test]
-    fn only_sockets_that_a_namespace_holds_are_left() {
+    fn only_sockets_that_a_network_namespace_closes_can_be_opened() {
         // SAFETY: the child makes plain calls and ends without running what belongs to its parent.
         let status = unsafe {
             let child = libc::fork();
             if child == 0 {
-                libc::_exit(if fine_inside() { 0 } else { 1 });
+                libc::_exit(if only_these_families_open() { 0 } else { 1 });
             }
             let mut status = 0;
             libc::waitpid(child, &mut status, 0);
