@@ -6,8 +6,6 @@ import os
 import shutil
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 PLACE = REPOSITORY / "build" / "cluster"
 _MODULES = Path(__file__).parent / "kubernetes" / "go.mod"
@@ -42,6 +40,9 @@ def missing() -> str:
 
 def require() -> None:
     """Skip the test if no cluster can be started here; fail it in `make test-cluster`."""
+    # Here, because `make bench` uses this module in an environment without it.
+    import pytest
+
     if why := missing():
         (pytest.fail if os.environ.get(_REQUIRED) == "1" else pytest.skip)(why)
 

@@ -398,3 +398,13 @@ def test_compare_refuses_an_unknown_revision_without_a_traceback():
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: git has no revision no-such-revision\n"
+
+
+def test_a_run_needs_no_package_of_the_tests():
+    without = "import sys; sys.modules['pytest'] = None; "
+    used = (
+        "from benchmarks import run; from benchmarks.peers import pods; pods.missing(); "
+        "from tests.cluster import cluster; from tests.engines import engine; "
+        "from tests.kubernetes import cluster_images"
+    )
+    subprocess.run([sys.executable, "-c", without + used], cwd=tree.ROOT, check=True)

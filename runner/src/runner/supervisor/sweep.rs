@@ -19,7 +19,7 @@ pub struct Family {
     pub shell: Option<i32>,
 }
 
-/// How often to look at /proc for new members before those processes_found are killed.
+/// How often to look at /proc for new members before those found are killed.
 const STOP_ROUNDS: usize = 8;
 /// Attempts at a chain of processes that fork and exit faster than /proc can be read.
 const CHAIN_ATTEMPTS: usize = 2_000;

@@ -50,6 +50,8 @@ class GateStream:
         # whose peer has closed has no protocol any more.
         with contextlib.suppress(AttributeError):
             self._writer.transport.abort()
+            # An aborted transport closes its socket in the next turn of the loop.
+            await asyncio.sleep(0)
 
 
 async def connect(host: str, port: int, keys: EntryKeys, timeout_s: float) -> GateStream:
