@@ -216,3 +216,32 @@ def test_a_stale_socket_of_a_killed_daemon_is_ignored(tmp_path):
         there.bind(path)
         there.listen()
         assert answers(path)
+
+
+@pytest.mark.promise("P118")
+def test_a_list_of_backends_that_fails_is_shown_with_the_reason_of_each(cli, tmp_path, monkeypatch):
+    rules = {"SANDKASTEN_POLICY_BACKENDS": '[{"use": ["e2b", "fly"]}]'}
+    for name, value in (*rules.items(), ("SANDKASTEN_BACKEND", "local")):
+        monkeypatch.setenv(name, value)
+
+    def check() -> None:
+        done = cli("run", "-r", "sh", "-c", "echo ran")
+        assert (done.status, done.out) == (125, "")
+        assert done.err.startswith(
+            "error: no backend of policy.backends[0] is available:\n"
+            "  e2b: backend e2b is not enabled\n"
+            "  fly: backend fly is not enabled\n"
+            "hint: the operator sets backends.e2b.enabled: true"
+        )
+        told = json.loads(cli("create", "--json").out)
+        told["details"].pop("request_id", None)
+        assert told["code"] == "BACKEND_UNAVAILABLE"
+        assert told["details"] == {
+            "backend": "e2b",
+            "rule": "policy.backends[0]",
+            "tried": ["e2b: backend e2b is not enabled", "fly: backend fly is not enabled"],
+        }
+
+    check()
+    with served(tmp_path / "data", backend="local", **rules):
+        check()

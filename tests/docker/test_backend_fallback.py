@@ -48,7 +48,9 @@ async def test_next_backend_is_used_while_the_first_is_away(stoppable_engine, da
         # oci refuses this, so the answer is that docker is away.
         with pytest.raises(BackendUnavailable) as refused:
             await engine.create(CreateRequest(SandboxOptions(image="busybox:missing")))
-        assert "docker" in str(refused.value.details["passed_over"])
+        tried = refused.value.details["tried"]
+        assert isinstance(tried, list)
+        assert [one.partition(":")[0] for one in tried] == ["docker", "oci"]
 
         async def is_back() -> bool:
             found = await engine.create(plain)

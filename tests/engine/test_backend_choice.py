@@ -324,21 +324,58 @@ async def test_code_that_fails_is_not_run_elsewhere(opened):
     assert local.creates == 0
 
 
-async def test_all_unavailable_is_the_last_error_with_those_before_it(opened):
+async def test_all_unavailable_is_one_error_with_the_reason_of_each_and_the_first_hint(opened):
     oci = Renamed("oci", BackendUnavailable("no runc", hint="install it"))
-    engine = opened(Renamed("docker", AWAY), oci, rules=(BackendRule(("docker", "oci")),))
-    with pytest.raises(BackendUnavailable, match="no runc") as refused:
-        await engine.create(CreateRequest())
-    assert "backend docker was unavailable" in str(refused.value.details["passed_over"])
+    full = Renamed("kubernetes", QuotaExceeded("its disk is full", hint="free space"))
+    backends = Renamed("docker", AWAY), full, oci
+    rules = (BackendRule(tuple(one.name for one in backends)),)
+    engine = opened(*backends, rules=rules)
+    for asked in (engine.create(CreateRequest()), engine.run(RunRequest("", "sh"))):
+        with pytest.raises(BackendUnavailable) as refused:
+            await asked
+        assert refused.value.message == (
+            "no backend of policy.backends[0] is available: docker: no engine answers; "
+            "kubernetes: its disk is full; oci: no runc"
+        )
+        assert refused.value.hint == "start it"
+        assert refused.value.details == {
+            "backend": "docker",
+            "rule": "policy.backends[0]",
+            "tried": ["docker: no engine answers", "kubernetes: its disk is full", "oci: no runc"],
+        }
     assert await engine.list(all=True) == []
 
 
-async def test_later_backend_that_refuses_the_request_leaves_the_first_error(opened):
-    refusing = Renamed("oci", UnsupportedByBackend("no such thing here"))
+@pytest.mark.parametrize("last", [UnsupportedByBackend, IsolationRefused])
+async def test_later_backend_that_refuses_is_named_with_the_one_that_is_unavailable(opened, last):
+    refusing = Renamed("oci", last("no such thing here", hint="do without"))
     engine = opened(Renamed("docker", AWAY), refusing, rules=(BackendRule(("docker", "oci")),))
-    with pytest.raises(BackendUnavailable, match="no engine answers") as refused:
+    with pytest.raises(SandkastenError) as refused:
         await engine.create(CreateRequest())
-    assert "backend oci: no such thing here" in str(refused.value.details["passed_over"])
+    # What is wrong with this machine is more than an engine that is away.
+    broken = last is IsolationRefused
+    assert type(refused.value) is (IsolationRefused if broken else BackendUnavailable)
+    assert refused.value.hint == ("do without" if broken else "start it")
+    assert refused.value.details["tried"] == [
+        "docker: no engine answers",
+        "oci: no such thing here",
+    ]
+
+
+async def test_notes_for_the_operator_stay_with_the_error_of_a_list(opened):
+    away = BackendUnavailable("it does not answer", hint="start it")
+    away.add_note("it is at tcp://192.0.2.7:2376")
+
+    class Noted(Renamed):
+        async def create(self, sandbox_id, spec):
+            raise away
+
+    oci = Renamed("oci", BackendUnavailable("no runc"))
+    engine = opened(Noted("docker"), oci, rules=(BackendRule(("docker", "oci")),))
+    with pytest.raises(BackendUnavailable) as refused:
+        await engine.create(CreateRequest())
+    assert "192.0.2.7" not in f"{refused.value} {refused.value.details}"
+    assert "docker: it is at tcp://192.0.2.7:2376" in refused.value.operator_message
 
 
 async def test_session_key_finds_its_session_wherever_it_was_made(opened):

@@ -176,12 +176,20 @@ def report(error: SandkastenError, *, as_json: bool) -> None:
     if as_json:
         put_json(error_body(error))
         return
-    tell("error", error.message)
+    tell("error", _message(error))
     if error.hint:
         tell("hint", error.hint)
     if "daemon" in error.details and error.code in _DIFFERS_HERE:
         daemon = error.details["daemon"]
         tell("note", f"answered by the daemon at {daemon}; --embedded uses this process instead")
+
+
+def _message(error: SandkastenError) -> str:
+    """Return the message, with a line for each backend if several were tried."""
+    tried = error.details.get("tried")
+    if not isinstance(tried, list):
+        return error.message
+    return error.message.replace(f" {'; '.join(tried)}", "\n" + "\n".join(tried))
 
 
 def colour(stream: TextIO) -> bool:

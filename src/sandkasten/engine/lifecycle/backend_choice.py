@@ -4,14 +4,15 @@ A request that names a backend or another isolation gets exactly that. Otherwise
 rule of `policy.backends` decides. Only a list in that rule is a fallback. It is used if the backend
 itself cannot make a sandbox now: it is not ready, does not answer, or its provider's quota is full.
 A refusal of the request, a decision of the policy and a quota of ours are final. What was passed
-over is a warning of the sandbox, an event and a record of the audit log.
+over is a warning of the sandbox, an event and a record of the audit log. If no backend of a list is
+left, one error has the reason of each.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from sandkasten.engine.lifecycle.engine_choice import is_full
 from sandkasten.engine.placement import tenant_place
@@ -19,6 +20,7 @@ from sandkasten.errors import (
     BackendUnavailable,
     Busy,
     InvalidImage,
+    IsolationRefused,
     PolicyDenied,
     QuotaExceeded,
     RegistryUnavailable,
@@ -37,7 +39,7 @@ from sandkasten.model.spelling import shown
 from sandkasten.ports import SpellsImages
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from sandkasten.engine.audit_trail import AuditTrail
     from sandkasten.engine.backend_health import BackendHealth
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend, EventSink, ImageSource
 
 T = TypeVar("T")
+# Errors of a backend that end a list.
+_REFUSALS: Final = (IsolationRefused, UnsupportedByBackend, InvalidImage, RegistryUnavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +130,11 @@ class BackendChoice:
 
         `work` is called once for each backend that is tried, and must leave nothing behind if it
         fails. `joins` is the session that the request leads to: then only its backend is tried.
-        If a later backend refuses the request, the error says that the first one is unavailable.
-        A `trial` makes nothing, so what it passes over is not recorded.
+        If none is available, or a later one refuses the request, the error is that of the first,
+        with the reason of each. A `trial` makes nothing, so what it passes over is not recorded.
         """
         candidates = await self._candidates(request, joins)
-        first_error: SandkastenError | None = None
+        failed: dict[str, SandkastenError] = {}
         passed: list[str] = []
         for name, following in zip(candidates.names, (*candidates.names[1:], None), strict=True):
             try:
@@ -143,22 +147,22 @@ class BackendChoice:
             except (BackendUnavailable, Busy, QuotaExceeded) as exc:
                 if not _is_unavailable(exc, name):
                     raise
+                failed[name] = exc
                 if following is None:
-                    if passed:
-                        exc.details["passed_over"] = passed
-                    raise
-                first_error = first_error or exc
+                    if not passed:
+                        raise
+                    raise _list_failed(candidates.rule, failed) from exc
                 passed.append(
                     f"backend {name} was unavailable, so {candidates.rule} led to backend "
                     f"{following}"
                 )
                 if not trial:
                     self._pass_over(request, name, following, exc, candidates.rule)
-            except (UnsupportedByBackend, InvalidImage, RegistryUnavailable) as exc:
-                if first_error is None:
+            except _REFUSALS as exc:
+                if not passed:
                     raise
-                first_error.details["passed_over"] = [*passed, f"backend {name}: {exc.message}"]
-                raise first_error from exc
+                failed[name] = exc
+                raise _list_failed(candidates.rule, failed) from exc
         raise BackendUnavailable("no backend was tried", hint="run sandkasten doctor")
 
     async def _with_room(
@@ -256,6 +260,26 @@ def _check_only(matched: Matched, asked: str | None, backend: str, hint: str = "
             rule=matched.name,
             backend=backend,
         )
+
+
+def _list_failed(rule: str, failed: Mapping[str, SandkastenError]) -> SandkastenError:
+    """Return one error for a list of backends of which none took the request.
+
+    It is the error of the first one, which the operator prefers, with the reason of each. Isolation
+    that cannot be provided is a defect of this machine, and comes before an engine that is away.
+    """
+    refused = [one for one in failed.values() if isinstance(one, IsolationRefused)]
+    chief = next(iter((*refused, *failed.values())))
+    tried = [f"{name}: {one.message}" for name, one in failed.items()]
+    error = type(chief)(
+        f"no backend of {rule} is available: {'; '.join(tried)}",
+        hint=chief.hint,
+        **{**chief.details, "rule": rule, "tried": tried},
+    )
+    for name, one in failed.items():
+        for note in getattr(one, "__notes__", ()):
+            error.add_note(f"{name}: {note}")
+    return error
 
 
 def _is_unavailable(exc: SandkastenError, name: str) -> bool:
