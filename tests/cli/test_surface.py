@@ -222,6 +222,24 @@ def test_config_show_names_the_origin_of_each_value(cli, tmp_path):
     assert json.loads(cli("config", "show", "--json").out)["backend"] == "unisolated"
 
 
+def test_config_show_reads_the_file_that_it_is_given(cli, tmp_path):
+    file = tmp_path / "box.yaml"
+    file.write_text("default_image: python\n")
+    told = json.loads(cli("config", "show", "--config", str(file), "--origin", "--json").out)
+    assert told["default_image"] == {"value": "python", "origin": f"file {file}"}
+    assert told["backend"]["value"] == "unisolated"
+    absent = cli("config", "show", "--config", str(tmp_path / "absent.yaml"))
+    assert absent.status == 125
+    assert "absent.yaml" in absent.err
+    assert "hint: check --config" in absent.err
+    both = cli("config", "show", "--daemon", "--config", str(file))
+    assert (both.status, both.out) == (2, "")
+    assert both.err == (
+        "error: --config and --daemon exclude each other\n"
+        "hint: pass one of them; a daemon has read its own file\n"
+    )
+
+
 def test_a_malformed_setting_refuses_to_start(cli, monkeypatch):
     monkeypatch.setenv("SANDKASTEN_BACKEND", "nonsense")
     done = cli("ls")
@@ -289,6 +307,7 @@ def test_completion_knows_commands(monkeypatch, process):
     [
         ("sandkasten run --isolation g", ["gvisor"]),
         ("sandkasten create --backend ", sorted(completions.BACKENDS)),
+        ("sandkasten config show --conf", ["--config"]),
         ("sandkasten create --profile d", ["dev"]),
         ("sandkasten run -i py", ["python"]),
         ("sandkasten run -r ", ["bash", "node", "python", "sh"]),

@@ -455,12 +455,16 @@ def _config_show(
         bool,
         typer.Option("--daemon", help="Those of the daemon, which may have been given others."),
     ] = False,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The settings file to read.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Print every setting in force."""
     from sandkasten.cli.commands import listings
 
-    listings.configuration(state_of(context, json=json), origin=origin, daemon=daemon)
+    state = state_of(context, json=json)
+    listings.configuration(state, origin=origin, daemon=daemon, config=config)
 
 
 def _version(context: typer.Context, json: Json = False) -> None:

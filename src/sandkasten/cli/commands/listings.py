@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.output import age, put, put_json, put_sandboxes, put_table, size, tell
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import go
@@ -280,17 +281,14 @@ def _count(figure: int | None) -> str:
     return "-" if figure is None else str(figure)
 
 
-def configuration(state: State, *, origin: bool, daemon: bool) -> None:
-    """Print the settings of this process, or those of the daemon."""
-    from sandkasten.client.server.embedded import settings
-
-    url = state.place.url
-    if daemon:
-        found = go(_daemon_settings(state))
-    else:
-        found = [asdict(one) for one in settings(state.here).origins()]
-        if url is not None and not state.json:
-            tell("note", f"the daemon at {url} may have others: --daemon shows them")
+def configuration(state: State, *, origin: bool, daemon: bool, config: str | None) -> None:
+    """Print the settings of this process, which may read the file `config`, or of the daemon."""
+    if daemon and config is not None:
+        raise UsageError(
+            "--config and --daemon exclude each other",
+            hint="pass one of them; a daemon has read its own file",
+        )
+    found = go(_daemon_settings(state)) if daemon else _own_settings(state, config)
     if state.json:
         shown: dict[str, Any] = {
             one["name"]: {"value": one["value"], "origin": one["origin"]}
@@ -306,6 +304,17 @@ def configuration(state: State, *, origin: bool, daemon: bool) -> None:
         )
     else:
         put_table(("SETTING", "VALUE"), [(one["name"], _value(one["value"])) for one in found])
+
+
+def _own_settings(state: State, config: str | None) -> list[dict[str, Any]]:
+    from sandkasten.client.server.embedded import settings
+
+    # Which daemon reads the file that is given is not known.
+    url = state.place.url if config is None else None
+    found = [asdict(one) for one in settings(state.here, config).origins()]
+    if url is not None and not state.json:
+        tell("note", f"the daemon at {url} may have others: --daemon shows them")
+    return found
 
 
 async def _daemon_settings(state: State) -> list[dict[str, Any]]:

@@ -48,13 +48,14 @@ def _load(place: ServerAddress) -> Settings:
     return settings(place)
 
 
-def settings(place: ServerAddress) -> Settings:
-    """Return the settings in force for a server, with the origin of each."""
+def settings(place: ServerAddress, config: str | None = None) -> Settings:
+    """Return the settings in force for a server, with the origin of each. `config` is a file."""
     require_linux()
+    flags = place.flags() if config is None else {**place.flags(), "config": config}
     with require_installed():
         from sandkasten.daemon.settings.resolver import load
 
-        return _told(load(place.flags(), os.environ, Path.cwd()))
+        return _told(load(flags, os.environ, Path.cwd()))
 
 
 def _told(loaded: Settings) -> Settings:
