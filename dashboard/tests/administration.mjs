@@ -88,7 +88,7 @@ await onStage(async (page, context) => {
   await machine.getByText("bubblewrap").first().waitFor();
   await page.getByRole("list", { name: "Kinds of sandboxes" }).getByText("(default)").waitFor();
   const backends = page.getByRole("list", { name: "Backends" }).getByRole("listitem");
-  await backends.filter({ hasText: "ready local (default): isolation standard; 1 sandboxes" }).waitFor();
+  await backends.filter({ hasText: /ready local \(default\): isolation standard; 1 sandbox(;|$)/ }).waitFor();
   const west = backends.filter({ hasText: "docker/west" });
   await west.getByText("not ready").waitFor();
   await west.getByText("0 of 5 sandboxes; zone=eu; ").waitFor();

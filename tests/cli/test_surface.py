@@ -15,7 +15,7 @@ from sandkasten.cli import completions
 from sandkasten.cli.command_table import command_in, command_names
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import network_of
-from sandkasten.cli.output import age, painted, paragraph, report, size, visible
+from sandkasten.cli.output import age, counted, painted, paragraph, report, size, visible
 from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import Remote, pick, side
 from sandkasten.daemon.settings.backends.backend_names import BACKENDS
@@ -540,6 +540,8 @@ def test_the_sides_of_a_copy_are_parsed():
 def test_numbers_are_formatted_for_people():
     assert [age(n) for n in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h 1m", "1d 1h"]
     assert [size(n) for n in (None, 5, 2048, 3 << 20)] == ["-", "5 B", "2.0 KB", "3.0 MB"]
+    assert [counted(n, "layer") for n in (0, 1, 2)] == ["0 layers", "1 layer", "2 layers"]
+    assert [counted(n, "box", "boxes") for n in (1, 2)] == ["1 box", "2 boxes"]
 
 
 def test_a_logged_warning_has_a_label(process, monkeypatch):

@@ -136,7 +136,7 @@ def test_top_draws_on_a_terminal_and_leaves_it_as_it_was(served_box):
         person.wait_for(served_box[:12])
         assert not person.cooked()
         person.type("/a=b\rm")
-        person.wait_for("1 sandboxes, 1 running")
+        person.wait_for("1 sandbox, 1 running")
         person.resize(30, 160)
         person.wait_for("AGE")
         person.wait_for("\\x1b]52;c;aGk=\\x07")

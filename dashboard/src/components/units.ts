@@ -1,5 +1,10 @@
 /** Numbers and times as people read them. */
 
+/** Return a number with its noun: 1 step, 2 steps. */
+export function counted(count: number, noun: string, plural = `${noun}s`): string {
+  return `${count} ${count === 1 ? noun : plural}`;
+}
+
 const UNITS = ["B", "kB", "MB", "GB", "TB"];
 
 export function bytes(count: number | null | undefined): string {

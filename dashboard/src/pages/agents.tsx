@@ -10,6 +10,7 @@ import { Failure } from "../components/failure.js";
 import { Field, type Fields, FormDialog } from "../components/form_dialog.js";
 import { ListPage } from "../components/list_page.js";
 import { usePolled } from "../components/polled.js";
+import { counted } from "../components/units.js";
 import { daemon } from "../daemon.js";
 import type { PageProps } from "../pages.js";
 import { address, go } from "../router.js";
@@ -185,7 +186,7 @@ function stateOf({ error, warnings }: Definition): string {
 function usesOf({ kind, fields }: Definition): string {
   if (kind === "workflow") {
     const steps = fields["steps"];
-    return Array.isArray(steps) ? `${steps.length} steps` : "";
+    return Array.isArray(steps) ? counted(steps.length, "step") : "";
   }
   const sandbox = fields["sandbox"] as { runtime?: unknown } | null | undefined;
   const parts = [fields["model"], fields["mode"], sandbox?.runtime];

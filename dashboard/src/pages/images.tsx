@@ -9,7 +9,7 @@ import { Facts } from "../components/facts.js";
 import { Failure } from "../components/failure.js";
 import { ListPage } from "../components/list_page.js";
 import { usePolled } from "../components/polled.js";
-import { bytes, clock } from "../components/units.js";
+import { bytes, clock, counted } from "../components/units.js";
 import { daemon } from "../daemon.js";
 import { mayUse, type PageProps } from "../pages.js";
 import { address } from "../router.js";
@@ -120,8 +120,8 @@ function StoreUse({ turn }: { turn: number }): VNode | null {
   }
   return (
     <p class="hint">
-      The store has {value.images} images in {value.layers} layers: {bytes(value.bytes)}, of which{" "}
-      {bytes(value.reclaimableBytes)} can be freed.
+      The store has {counted(value.images, "image")} in {counted(value.layers, "layer")}:{" "}
+      {bytes(value.bytes)}, of which {bytes(value.reclaimableBytes)} can be freed.
     </p>
   );
 }

@@ -8,7 +8,7 @@ import { Facts } from "../components/facts.js";
 import { Failure } from "../components/failure.js";
 import { ListPage } from "../components/list_page.js";
 import { type Polled, usePolled } from "../components/polled.js";
-import { bytes } from "../components/units.js";
+import { bytes, counted } from "../components/units.js";
 import { daemon } from "../daemon.js";
 import { mayUse, type PageProps } from "../pages.js";
 
@@ -95,11 +95,11 @@ function Backends(): VNode {
 function backendCheck(one: BackendLine): CheckProps {
   const { name, ready, isolation, sandboxes, maxSandboxes, reason, remedy } = one;
   const labels = Object.entries(one.labels).map(([key, value]) => `${key}=${value}`);
-  const most = maxSandboxes === null ? "" : ` of ${maxSandboxes}`;
+  const held = maxSandboxes === null ? "" : `${sandboxes} of `;
   const full = sandboxes !== null && maxSandboxes !== null && sandboxes >= maxSandboxes;
   const facts = [
     `isolation ${isolation}`,
-    ...(sandboxes === null ? [] : [`${sandboxes}${most} sandboxes`]),
+    ...(sandboxes === null ? [] : [held + counted(maxSandboxes ?? sandboxes, "sandbox", "sandboxes")]),
     ...labels,
     ...(reason === "" ? [] : [reason]),
   ];

@@ -3,7 +3,7 @@
 import type { VNode } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import type { RunEvent } from "sandkasten";
-import { duration } from "../components/units.js";
+import { counted, duration } from "../components/units.js";
 import { address } from "../router.js";
 import { type Item, itemsOf, type ToolUse } from "./transcript_items.js";
 
@@ -22,10 +22,10 @@ export function Transcript({ events, dropped }: TranscriptProps): VNode {
   return (
     <section class="transcript" aria-label="Transcript">
       <h2>Transcript</h2>
-      {dropped > 0 && <p class="muted">The first {dropped} events are not shown.</p>}
+      {dropped > 0 && <p class="muted">Not shown: the first {counted(dropped, "event")}.</p>}
       {shown.length < items.length && (
         <button type="button" onClick={() => setAll(true)}>
-          Show {items.length - shown.length} earlier entries
+          Show {counted(items.length - shown.length, "earlier entry", "earlier entries")}
         </button>
       )}
       {items.length === 0 && <p class="muted">Nothing has happened yet.</p>}

@@ -6,7 +6,7 @@ import type { ExecPast } from "sandkasten";
 import { Failure } from "../components/failure.js";
 import { plainText } from "../components/plain_text.js";
 import { usePolled } from "../components/polled.js";
-import { clock, duration } from "../components/units.js";
+import { clock, counted, duration } from "../components/units.js";
 import { daemon } from "../daemon.js";
 import type { PastProps } from "../pages/session.js";
 import { ending } from "./commands.js";
@@ -113,7 +113,7 @@ function Replay({ id, past, reload }: ReplayProps): VNode {
           onInput={(event) => player.seek(Number(event.currentTarget.value))}
         />
         <span role="status">
-          {shown} of {past.commands.length} commands
+          {shown} of {counted(past.commands.length, "command")}
         </span>
         <button type="button" onClick={reload}>
           Read again

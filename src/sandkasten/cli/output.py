@@ -109,7 +109,7 @@ def put(text: str) -> None:
 def write_chunk(source: str, data: bytes, gap_bytes: int) -> None:
     """Print output of a command as it comes, on the stream that it was written to."""
     if gap_bytes:
-        tell("warning", f"{gap_bytes} bytes of output were not kept")
+        tell("warning", f"output was not kept: {counted(gap_bytes, 'byte')}")
     out = sys.stderr.buffer if source == "stderr" else sys.stdout.buffer
     out.write(data)
     out.flush()
@@ -208,6 +208,11 @@ def age(seconds: float) -> str:
     if whole < 86_400:
         return f"{whole // 3600}h {whole % 3600 // 60}m"
     return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Format a number with its noun: 1 command, 2 commands."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def size(amount: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.cli.output import age, size, visible
+from sandkasten.cli.output import age, counted, size, visible
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.usage import SessionUsage
 
@@ -201,8 +201,8 @@ def _sums(rows: Sequence[Row], found: Sequence[Row]) -> str:
     memory = sum(row.usage.memory_bytes or 0 for row in rows)
     shown = "" if len(found) == len(rows) else f", {len(found)} shown"
     return (
-        f"{len(rows)} sandboxes, {running} running{shown}; {commands} commands; "
-        f"cpu {cpu:.0f}%; memory {size(memory)}"
+        f"{counted(len(rows), 'sandbox', 'sandboxes')}, {running} running{shown}; "
+        f"{counted(commands, 'command')}; cpu {cpu:.0f}%; memory {size(memory)}"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.cli.exit_status import EXIT_NOT_READY
-from sandkasten.cli.output import painted, paragraph, put, put_json
+from sandkasten.cli.output import counted, painted, paragraph, put, put_json
 from sandkasten.client.import_clash import find_clash
 from sandkasten.errors import BackendUnavailable
 from sandkasten.lazy_dataclass import dataclass
@@ -124,7 +124,8 @@ def _show_backend(backend: BackendReport) -> None:
     labels = "".join(f"; {key}={value}" for key, value in backend.labels.items())
     text = f"backend {name}: isolation {backend.isolation}{labels}; {'; '.join(can)}"
     if backend.max_sandboxes is not None:
-        text += f"; {backend.sandboxes or 0} of {backend.max_sandboxes} sandboxes"
+        most = counted(backend.max_sandboxes, "sandbox", "sandboxes")
+        text += f"; {backend.sandboxes or 0} of {most}"
     _line("ok" if backend.ready else "--", text + (f"; not: {'; '.join(cannot)}" if cannot else ""))
 
 

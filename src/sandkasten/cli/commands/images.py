@@ -197,7 +197,7 @@ async def imported(
 
 def tell_new(state: State, found: Sequence[ImageInfo]) -> None:
     """Print imported images: names on stdout, details on stderr."""
-    from sandkasten.cli.output import put, put_json, say, size
+    from sandkasten.cli.output import counted, put, put_json, say, size
 
     if state.json:
         put_json([described(image) for image in found])
@@ -205,7 +205,7 @@ def tell_new(state: State, found: Sequence[ImageInfo]) -> None:
     for image in found:
         for name in image.names or (image.id,):
             put(name)
-        layers = "1 layer" if len(image.layers) == 1 else f"{len(image.layers)} layers"
+        layers = counted(len(image.layers), "layer")
         say(f"{short(image.id)}: {size(image.bytes)} in {layers}")
 
 
@@ -288,16 +288,14 @@ async def tagged(state: State, name: str, new: str) -> None:
 
 
 async def collected(state: State) -> None:
-    from sandkasten.cli.output import put_json, say, size
+    from sandkasten.cli.output import counted, put_json, say, size
 
     done = await images_of(state).collect()
     if state.json:
         put_json(asdict(done))
     else:
-        say(
-            f"removed {len(done.images)} images and {len(done.layers)} layers, "
-            f"{size(done.freed_bytes)}"
-        )
+        images, layers = counted(len(done.images), "image"), counted(len(done.layers), "layer")
+        say(f"removed {images} and {layers}, {size(done.freed_bytes)}")
 
 
 async def measured(state: State) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.create_progress import create_progress
 from sandkasten.cli.exit_status import EXIT_INTERRUPTED, UsageError, no_option, status_of
-from sandkasten.cli.output import put_json, say, tell, tell_refused, visible, write_chunk
+from sandkasten.cli.output import counted, put_json, say, tell, tell_refused, visible, write_chunk
 from sandkasten.cli.state import State, go
 from sandkasten.errors import FileTrouble
 from sandkasten.lazy_dataclass import dataclass
@@ -186,4 +186,4 @@ def _save(artifact: Artifact, out: Path, *, quiet: bool) -> None:
             hint="check free space and permissions",
         ) from exc
     if not quiet:
-        say(f"wrote {out / visible(artifact.path)} ({artifact.size_bytes} bytes)")
+        say(f"wrote {out / visible(artifact.path)} ({counted(artifact.size_bytes, 'byte')})")

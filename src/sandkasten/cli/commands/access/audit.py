@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from sandkasten.cli.exit_status import EXIT_NOT_READY, UsageError
-from sandkasten.cli.output import put, put_json, put_table, say, tell, visible
+from sandkasten.cli.output import counted, put, put_json, put_table, say, tell, visible
 from sandkasten.cli.state import State, go
 from sandkasten.model.audit_records import KINDS, AuditFilter, AuditHead
 
@@ -146,13 +146,13 @@ def _verify(
     if json:
         put_json(asdict(report))
     elif report.ok:
-        put(f"ok: {report.records} records, {report.first_seq} to {report.last_seq}")
+        put(f"ok: {counted(report.records, 'record')}, {report.first_seq} to {report.last_seq}")
         put(f"head: {report.last_seq}:{report.head}")
     else:
         assert report.flaw is not None
         place = f" ({report.flaw.place})" if report.flaw.place else ""
         tell("error", f"record {report.flaw.seq}{place}: {report.flaw.message}")
-        say(f"{report.records} records before it are as they were written")
+        say(f"unchanged before it: {counted(report.records, 'record')}")
     # Retention removes records, and then nothing here can confirm the hash.
     unchecked = wanted is not None and report.ok and wanted.seq < report.first_seq
     if unchecked:
