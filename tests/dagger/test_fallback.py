@@ -73,6 +73,25 @@ async def test_without_a_list_an_engine_that_is_away_is_an_error(tmp_path):
         assert await engine.list(all=True) == []
 
 
+async def test_an_engine_that_is_away_is_degraded_until_it_is_back(tmp_path):
+    async with without_engine(tmp_path) as engine:
+        await engine.sweep()
+        assert engine.degraded() == []
+        with pytest.raises(BackendUnavailable):
+            await engine.run(run("echo here"))
+        await engine.sweep()
+        (away,) = engine.degraded()
+        assert (away.details["backend"], "No such file" in away.message) == ("dagger", True)
+        assert "start the engine" in away.hint
+        listener = await asyncio.start_unix_server(
+            lambda _, writer: writer.close(), f"{tmp_path}/nothing.sock"
+        )
+        async with listener, asyncio.timeout(PATIENCE_S):
+            while engine.degraded():
+                await engine.sweep()
+                await asyncio.sleep(0.05)
+
+
 @pytest.mark.long(reason="the engine is compiled for a quarter of an hour")
 @pytest.mark.timeout(600)
 async def test_code_that_may_have_run_is_not_run_again_and_the_engine_is_used_when_it_is_back(

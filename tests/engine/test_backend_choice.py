@@ -6,7 +6,7 @@ Every backend is the unisolated one, renamed.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,6 +39,10 @@ from sandkasten.telemetry.metrics import Metrics
 from tests.engine.injections import Events
 from tests.store.memory_store import MemoryJournal, MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
+from tests.unisolated.run_backend import RunBackend
+
+if TYPE_CHECKING:
+    from sandkasten.ports import Backend
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("P118")]
 
@@ -77,7 +81,7 @@ class Closed(Renamed):
 async def opened():
     engines: list[Engine] = []
 
-    def open_engine(*backends: Renamed, rules: tuple[BackendRule, ...], **more: Any) -> Engine:
+    def open_engine(*backends: Backend, rules: tuple[BackendRule, ...], **more: Any) -> Engine:
         policy = Policy(backends=rules, **more.pop("policy", {}))
         engine = Engine(
             backends={one.name: one for one in backends},
@@ -314,6 +318,25 @@ async def test_requests_by_label_at_once_fill_the_docker_engines_in_order(opened
         await engine.destroy(info.id)
     led = await asyncio.gather(*(backend_of(engine, "acme") for _ in range(4)))
     assert sorted(led) == [*names, "local"]
+
+
+async def test_run_on_one_engine_of_a_backend_is_not_led_past_it_while_another_is_away(
+    opened, tmp_path
+):
+    class Half(RunBackend):
+        """Of its engines, the one for other runs is away."""
+
+        name = "dagger"
+
+        async def owned(self):
+            raise BackendUnavailable("nothing listens", backend=self.name)
+
+    engine = opened(
+        Renamed("local"), Half(tmp_path), rules=(BackendRule(("dagger", "local")),), events=Events()
+    )
+    await engine.sweep()
+    assert [one.details["backend"] for one in engine.degraded()] == ["dagger"]
+    assert (await engine.run(RunRequest("true", "sh"))).backend == "dagger"
 
 
 async def test_code_that_fails_is_not_run_elsewhere(opened):

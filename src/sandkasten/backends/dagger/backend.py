@@ -24,7 +24,11 @@ from sandkasten.backends.dagger.dagger_options import (
     network_class,
     network_refusal,
 )
-from sandkasten.backends.dagger.engine_session import EngineSession, session_environment
+from sandkasten.backends.dagger.engine_session import (
+    EngineSession,
+    check_listening,
+    session_environment,
+)
 from sandkasten.backends.dagger.image_archives import ImageArchives
 from sandkasten.backends.dagger.network_check import check_order, reached
 from sandkasten.backends.dagger.run_layout import run_fields
@@ -147,6 +151,9 @@ class DaggerBackend:
         )
 
     async def owned(self) -> Sequence[SandboxId]:
+        """Return nothing. Raise BackendUnavailable if an engine is away, as other backends do."""
+        for _, address in self._options.engines:
+            await check_listening(address)
         return ()
 
     async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:

@@ -119,7 +119,7 @@ class EngineSession:
         if answer.get("error") == "engine":
             # A session whose engine is gone never recovers.
             await finish(self._drop())
-            raise self._lost(str(answer.get("message")))
+            raise _lost(self.address, str(answer.get("message")))
         return answer
 
     async def check(self) -> None:
@@ -127,7 +127,7 @@ class EngineSession:
         answer = await self.ask("ping", {}, _PING_S)
         if "error" in answer:
             await finish(self._drop())
-            raise self._lost(str(answer.get("message")))
+            raise _lost(self.address, str(answer.get("message")))
 
     async def aclose(self) -> None:
         self._closed = True
@@ -135,33 +135,13 @@ class EngineSession:
             await self._end()
 
     def failure(self, what: str, hint: str) -> BackendUnavailable:
-        return BackendUnavailable(what, hint=hint, backend="dagger", engine=self.address)
-
-    def _lost(self, said: str) -> BackendUnavailable:
-        return self.failure(
-            f"the Dagger Engine at {self.address} failed: {_line(said)}",
-            "start the engine, or correct backends.dagger.engines, then retry",
-        )
+        return _failure(self.address, what, hint)
 
     # ---- the child
 
-    async def _check_listening(self) -> None:
-        """Raise BackendUnavailable at once if nothing listens: the CLI would wait for minutes."""
-        split = urlsplit(self.address)
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                if split.scheme == "unix":
-                    _, writer = await asyncio.open_unix_connection(split.path)
-                elif split.scheme in ("tcp", "tls"):
-                    _, writer = await asyncio.open_connection(split.hostname, split.port)
-                else:
-                    return
-        except (OSError, TimeoutError) as exc:
-            raise self._lost(getattr(exc, "strerror", "") or "nothing answers there") from exc
-        writer.close()
-
     async def _begin(self) -> None:
-        await self._check_listening()
+        # The CLI would wait for minutes.
+        await check_listening(self.address)
         command = [self._python, "-I", str(_PROGRAM)]
         try:
             child = await start_child(
@@ -243,6 +223,34 @@ class EngineSession:
             await finish(_kill(child))
         if self._reading is not None:
             await asyncio.wait({self._reading})
+
+
+async def check_listening(address: str) -> None:
+    """Raise BackendUnavailable at once if nothing listens at the address of an engine."""
+    split = urlsplit(address)
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            if split.scheme == "unix":
+                _, writer = await asyncio.open_unix_connection(split.path)
+            elif split.scheme in ("tcp", "tls"):
+                _, writer = await asyncio.open_connection(split.hostname, split.port)
+            else:
+                return
+    except (OSError, TimeoutError) as exc:
+        raise _lost(address, getattr(exc, "strerror", "") or "nothing answers there") from exc
+    writer.close()
+
+
+def _lost(address: str, said: str) -> BackendUnavailable:
+    return _failure(
+        address,
+        f"the Dagger Engine at {address} failed: {_line(said)}",
+        "start the engine, or correct backends.dagger.engines, then retry",
+    )
+
+
+def _failure(address: str, what: str, hint: str) -> BackendUnavailable:
+    return BackendUnavailable(what, hint=hint, backend="dagger", engine=address)
 
 
 async def _kill(child: ChildProcess) -> None:

@@ -36,7 +36,7 @@ from sandkasten.model.images.image_name import is_id
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.workspace import workspace_request
 from sandkasten.model.spelling import shown
-from sandkasten.ports import SpellsImages
+from sandkasten.ports import RunsOnce, SpellsImages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -140,7 +140,9 @@ class BackendChoice:
             try:
                 with asked_of(name):
                     backend = candidates.only or await self._named(name, request)
-                    if following is not None and has_engine(name):
+                    # One that runs once is asked by `reach`: of its engines, one can be away.
+                    once = isinstance(backend, RunsOnce)
+                    if following is not None and has_engine(name) and not once:
                         # At one that is known to be away, one request at a time tries.
                         self._health.check(backend.name, tenant_place(backend, request.tenant))
                 return await self._with_room(name, backend, request, work, tuple(passed))

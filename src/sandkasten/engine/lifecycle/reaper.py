@@ -26,6 +26,7 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.lifecycle import State, is_there
 from sandkasten.model.sandbox.sandbox_values import Swept
+from sandkasten.ports import RunsOnce
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,7 +204,9 @@ class Reaper:
             if await self._store.get(one) is not None:
                 return
             unsure: SandkastenError | None = None
-            for backend in self._backends.values():
+            # One that runs once has none, whether it answers or not.
+            keep = [each for each in self._backends.values() if not isinstance(each, RunsOnce)]
+            for backend in keep:
                 try:
                     if one in await self._held(backend):
                         await self._sandboxes.remove(backend, one)
