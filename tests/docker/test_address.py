@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sandkasten.backends.docker import container_network, probe
 from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_address import EngineAddress, Tls, address_of
+from sandkasten.backends.docker.engine.engine_client import tls_context
 from sandkasten.backends.docker.engine.ssh_tunnel import command
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 
@@ -41,6 +43,36 @@ def test_plain_tcp_to_any_other_host_is_refused():
 def test_an_incomplete_set_of_certificates_is_refused():
     with pytest.raises(InvalidConfiguration, match="all three"):
         address_of(DockerOptions(host="tcp://engine.example", tls_ca="/c/ca.pem"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "section"),
+    [("docker", "backends.docker"), ("docker/west", "backends.docker.engines.west")],
+)
+def test_hints_name_the_settings_of_the_engine_that_they_are_about(backend, section):
+    for options, setting in (
+        (DockerOptions(host="tcp://engine.example:2375"), "host"),
+        (DockerOptions(host="tcp://engine.example", tls_ca="/c/ca.pem"), "tls_ca"),
+    ):
+        with pytest.raises(InvalidConfiguration) as caught:
+            address_of(options, backend)
+        assert f"{section}." in caught.value.hint
+        assert caught.value.details["setting"] == f"{section}.{setting}"
+    secure = address_of(SECURE, backend)
+    assert secure.tls is not None
+    with pytest.raises(InvalidConfiguration) as caught:
+        tls_context(secure.tls, secure.section)
+    assert caught.value.hint.startswith(f"check {section}.tls_ca")
+    plain = address_of(DockerOptions(host="tcp://engine:2375", insecure=True), backend)
+    refusals = (
+        container_network.inspection_refusal(plain),
+        container_network.refusal({}, backend, volumes=False),
+    )
+    for refused in refusals:
+        assert refused is not None
+        assert f"{section}." in refused.hint
+        assert refused.details["backend"] == backend
+    assert probe.engine_mode(plain, "docker_socket").remedy.startswith(f"make {section}.engine_")
 
 
 def test_an_ssh_address_has_user_port_and_socket():

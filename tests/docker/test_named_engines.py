@@ -14,6 +14,7 @@ from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import (
     BackendUnavailable,
+    InvalidConfiguration,
     InvalidRequest,
     QuotaExceeded,
     UnsupportedByBackend,
@@ -159,6 +160,19 @@ async def test_an_error_of_a_named_engine_has_its_name_and_doctor_its_address(da
             assert "west.sock" in str(found["docker/west"])
             assert "127.0.0.1" in str(found["docker/east"])
             assert "127.0.0.1" in str(found["docker/south"])
+
+
+async def test_a_hint_about_a_named_engine_names_its_own_settings(data: Path):
+    west = {"host": "tcp://127.0.0.1:9", "cert_path": f"{data}/absent"}
+    async with opened(data, west=west) as sand:
+        with pytest.raises(InvalidConfiguration) as caught:
+            await sand.create(on("docker/west"))
+        assert caught.value.hint == (
+            "check backends.docker.engines.west.tls_ca, tls_cert and tls_key (or cert_path)"
+        )
+        assert caught.value.details["setting"] == "backends.docker.engines.west.tls_ca"
+        [report] = [one for one in await sand.backends() if one.name == "docker/west"]
+        assert (report.ready, report.remedy) == (False, caught.value.hint)
 
 
 async def test_a_label_takes_the_first_engine_with_room_in_the_order_of_the_settings(

@@ -123,7 +123,8 @@ def test_an_image_with_a_volume_over_the_certificates_is_refused():
     bare = CellSpec(image=Image("odd", "engine"))
     asked = CellSpec(image=Image("odd", "engine"), inspection=Inspection(all=True))
     for path in ("/opt", "/opt/sandkasten/tls", "/opt/sandkasten/tls/more"):
-        unsupported.check_volumes(bare, place, [path])
+        unsupported.check_volumes(bare, place, [path], "backends.docker")
         with pytest.raises(UnsupportedByBackend, match=f"a volume at {path}, where"):
-            unsupported.check_volumes(asked, place, [path])
-    unsupported.check_volumes(asked, place, ["/opt/sandkasten-other", "/data"])
+            unsupported.check_volumes(asked, place, [path], "backends.docker")
+    others = ["/opt/sandkasten-other", "/data"]
+    unsupported.check_volumes(asked, place, others, "backends.docker")

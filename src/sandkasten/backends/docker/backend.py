@@ -103,7 +103,7 @@ class DockerBackend:
                 "the docker backend requires the library aiodocker",
                 hint=install_command("docker"),
             )
-        return EngineClient(address_of(self._options), self._options.timeout_s, self.name)
+        return EngineClient(address_of(self._options, self.name), self._options.timeout_s)
 
     @cached_property
     def _images(self) -> EngineImages:
@@ -254,7 +254,7 @@ class DockerBackend:
         # Before anything is made for the sandbox; reused for the container that follows.
         image = await self._images.reference(spec.image)
         declared = await self._images.volumes(spec.image, image)
-        unsupported.check_volumes(spec, place, declared)
+        unsupported.check_volumes(spec, place, declared, self._engine.address.section)
         lost = tuple((u.limit, u.reason, u.remedy) for u in self._footing.unenforced)
         beside = not spec.network.closed and not await self._footing.can_enter()
         record = CellRecord(place, lost, len(declared), beside, spec.inspection is not None)

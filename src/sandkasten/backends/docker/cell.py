@@ -115,7 +115,7 @@ class DockerCell:
                     raise BackendUnavailable(
                         f"the runner of sandbox {self.id} does not answer: {exc.strerror or exc}",
                         hint="the Docker Engine may run in a virtual machine of its own: set "
-                        "backends.docker.workspace_mode: volume",
+                        f"{self._engine.address.section}.workspace_mode: volume",
                     ) from exc
             else:
                 return

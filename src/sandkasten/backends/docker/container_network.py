@@ -21,6 +21,7 @@ from sandkasten.linux import egress
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.linux.launcher import launch
 from sandkasten.model.addresses import is_loopback
+from sandkasten.model.backends.docker_engines import DOCKER, settings_section
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +42,9 @@ _CREDENTIALS: Final = struct.Struct("3i")
 _TIMEOUT_S: Final = 5.0
 
 
-def refusal(info: Mapping[str, Any], *, volumes: bool) -> UnsupportedByBackend | None:
+def refusal(
+    info: Mapping[str, Any], backend: str = DOCKER, *, volumes: bool
+) -> UnsupportedByBackend | None:
     """Return why sandboxes of this engine cannot have a network; None if they can.
 
     `volumes`: whether the engine makes volumes for us.
@@ -51,9 +54,11 @@ def refusal(info: Mapping[str, Any], *, volumes: bool) -> UnsupportedByBackend |
         return _refused(
             f"its runtime {runtime} has a network stack of its own",
             "set default-runtime of the Docker Engine to runc, or use backend gvisor",
+            backend,
         )
     if not volumes:
-        return _refused("it makes no volumes for us", "set backends.docker.workspace_mode: auto")
+        remedy = f"set {settings_section(backend)}.workspace_mode: auto"
+        return _refused("it makes no volumes for us", remedy, backend)
     return None
 
 
@@ -67,9 +72,9 @@ def inspection_refusal(address: EngineAddress) -> UnsupportedByBackend | None:
     return UnsupportedByBackend(
         "the Docker Engine is used over TCP without TLS, so that values of secrets could be read "
         "on the way to it",
-        hint="give backends.docker.tls_ca, tls_cert and tls_key (or DOCKER_CERT_PATH), or use ssh; "
+        hint=f"give {address.section}.tls_ca, tls_cert and tls_key (or cert_path), or use ssh; "
         "or create the sandbox without network.secrets and network.inspect",
-        backend="docker",
+        backend=address.backend,
     )
 
 
@@ -78,11 +83,11 @@ def can_enter(address: EngineAddress) -> bool:
     return address.kind == "unix" and os.geteuid() == 0 and _engine_is_visible(address.path)
 
 
-def _refused(why: str, remedy: str) -> UnsupportedByBackend:
+def _refused(why: str, remedy: str, backend: str = DOCKER) -> UnsupportedByBackend:
     return UnsupportedByBackend(
         f"this Docker Engine cannot give a sandbox a network: {why}",
         hint=f"{remedy}; or use backend local or oci, or network: none",
-        backend="docker",
+        backend=backend,
     )
 
 

@@ -95,7 +95,8 @@ class EngineSetup:
 
     def network_refusal(self) -> UnsupportedByBackend | None:
         """Return why sandboxes of this engine cannot have a network; None if they can."""
-        return container_network.refusal(self._info, volumes=self.place.mode != "archive")
+        volumes = self.place.mode != "archive"
+        return container_network.refusal(self._info, self._engine.address.backend, volumes=volumes)
 
     async def can_enter(self) -> bool:
         """Return whether we can enter the namespaces of its containers."""
@@ -198,7 +199,7 @@ class EngineSetup:
         """
         async with self._preparing:
             await self.settle()
-            unsupported.check(spec, self._info, self.place)
+            unsupported.check(spec, self._info, self.place, self._engine.address.section)
             if spec.profile in self._prepared:
                 return
             mark = self._home.root / f"trial-{self._key(self._info)}-{spec.profile}"

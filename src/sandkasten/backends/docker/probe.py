@@ -55,7 +55,7 @@ def engine_mode(address: EngineAddress, wanted: EngineMode) -> Requirement:
     return Requirement(
         "engine mode", fits,
         shown if fits else f"{wanted}, but the Docker Engine is at {address.shown}",
-        "make backends.docker.engine_mode and backends.docker.host agree",
+        f"make {address.section}.engine_mode and {address.section}.host agree",
     )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ async def make(
         names = resource_names.volume_name(sandbox_id), resource_names.home_volume_name(sandbox_id)
         await make_volumes(engine, names, labels(resource_names.CELL, owner, sandbox_id))
     if place.ours:
-        await asyncio.to_thread(_make_directories, place, sandbox_id, spec)
+        await asyncio.to_thread(_make_directories, place, sandbox_id, spec, engine.address.section)
 
 
 async def make_kept(engine: EngineClient, owner: str, workspace: str) -> tuple[str, str]:
@@ -152,7 +152,9 @@ async def make_volumes(engine: EngineClient, names: Sequence[str], told: Mapping
             )
 
 
-def _make_directories(place: SessionVolumes, sandbox_id: SandboxId, spec: CellSpec) -> None:
+def _make_directories(
+    place: SessionVolumes, sandbox_id: SandboxId, spec: CellSpec, section: str
+) -> None:
     root, owner = place.directory(sandbox_id), user_id(spec)
     try:
         # Not readable by other users of this machine; the engine binds its content by path, as
@@ -168,7 +170,7 @@ def _make_directories(place: SessionVolumes, sandbox_id: SandboxId, spec: CellSp
             raise disk_error(f"make a workspace in {root.parent}", exc) from exc
         raise BackendUnavailable(
             f"a workspace could not be made in {root.parent}: {exc.strerror or exc}",
-            hint="check its permissions, or set backends.docker.workspace_mode: volume",
+            hint=f"check its permissions, or set {section}.workspace_mode: volume",
         ) from exc
     if spec.workspace is not None:
         if spec.workspace.kind == "volume":

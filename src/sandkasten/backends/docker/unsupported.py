@@ -27,13 +27,15 @@ _UNGUARDED = "not for root alone"
 _DEVICES = ("device driver", "cdi", "nvidia", "device requests", "gpu")
 
 
-def check(spec: CellSpec, info: Mapping[str, Any], place: SessionVolumes) -> None:
-    """Raise for requests that this engine does not support, before anything is made."""
+def check(spec: CellSpec, info: Mapping[str, Any], place: SessionVolumes, section: str) -> None:
+    """Raise for requests that this engine does not support, before anything is made. `section`
+    is that of its settings.
+    """
     if spec.workspace is not None and spec.workspace.kind != "volume" and not place.sized:
         raise UnsupportedByBackend(
             "this Docker Engine does not support named workspaces: it makes no volumes for us",
-            hint="set backends.docker.workspace_mode: auto, or use the file store to carry files "
-            "from one session to the next",
+            hint=f"set {section}.workspace_mode: auto, or use the file store to carry files from "
+            "one session to the next",
         )
     if spec.profile == "dev" and not user_namespaces(info):
         raise UnsupportedByBackend(
@@ -43,13 +45,15 @@ def check(spec: CellSpec, info: Mapping[str, Any], place: SessionVolumes) -> Non
         )
 
 
-def check_volumes(spec: CellSpec, place: SessionVolumes, declared: Sequence[str]) -> None:
+def check_volumes(
+    spec: CellSpec, place: SessionVolumes, declared: Sequence[str], section: str
+) -> None:
     """Raise if an image declares volumes and the engine has none to hold their content."""
     if declared and place.mode == "archive":
         raise UnsupportedByBackend(
             f"image {spec.image.name} declares volumes ({', '.join(declared)[:200]}), which no "
             "sandbox can have in the mode archive",
-            hint="use an image without them, or another backends.docker.workspace_mode",
+            hint=f"use an image without them, or another {section}.workspace_mode",
             image=spec.image.name,
         )
     over = [one for one in declared if f"{one}/".startswith(f"{TRUST_DIR}/")]

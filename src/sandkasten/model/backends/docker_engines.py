@@ -40,6 +40,13 @@ def family(backend: str) -> str:
     return DOCKER if backend.startswith(ENGINE_PREFIX) else backend
 
 
+def settings_section(backend: str) -> str:
+    """Return where the settings of a Docker Engine are, as the operator writes it."""
+    if not backend.startswith(ENGINE_PREFIX):
+        return "backends.docker"
+    return f"backends.docker.engines.{backend.removeprefix(ENGINE_PREFIX)}"
+
+
 def engine_labels(backend: str) -> dict[str, str] | None:
     """Return the labels of `docker/zone=eu,disk=ssd`; None if the request names a backend. Raise
     InvalidRequest.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
 
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
-from sandkasten.model.backends.docker_engines import ENGINE_PREFIX
+from sandkasten.model.backends.docker_engines import DOCKER, ENGINE_PREFIX, settings_section
 
 if TYPE_CHECKING:
     from sandkasten.backends.docker.docker_options import DockerOptions
@@ -25,7 +26,6 @@ Kind = Literal["unix", "tcp", "ssh"]
 _SOCKET = "/var/run/docker.sock"
 _PLAIN_PORT, _TLS_PORT = 2375, 2376
 _MAX_PORT = 65535
-_SETTING = "backends.docker.host"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,24 @@ class EngineAddress:
     port: int = 0
     user: str = ""
     tls: Tls | None = None
+    backend: str = DOCKER
+    """The backend of this engine: `docker`, or `docker/west` of a named one."""
+
+    @property
+    def section(self) -> str:
+        """Where its settings are, for hints."""
+        return settings_section(self.backend)
 
 
-def address_of(options: DockerOptions) -> EngineAddress:
+def address_of(options: DockerOptions, backend: str = DOCKER) -> EngineAddress:
+    try:
+        return replace(_address(options, settings_section(backend)), backend=backend)
+    except InvalidConfiguration as exc:
+        exc.details.setdefault("setting", f"{settings_section(backend)}.host")
+        raise
+
+
+def _address(options: DockerOptions, section: str) -> EngineAddress:
     if not options.host:
         return EngineAddress("unix", path := usual_socket(), path)
     parts = urlsplit(options.host)
@@ -58,7 +73,7 @@ def address_of(options: DockerOptions) -> EngineAddress:
         case "unix":
             return _unix(options.host, parts.path)
         case "tcp":
-            return _tcp(options)
+            return _tcp(options, section)
         case "ssh":
             return _ssh(options.host)
     raise _wrong(options.host, "write unix:///path, tcp://host:port or ssh://user@host")
@@ -86,18 +101,17 @@ def _unix(text: str, path: str) -> EngineAddress:
     return EngineAddress("unix", path, path)
 
 
-def _tcp(options: DockerOptions) -> EngineAddress:
+def _tcp(options: DockerOptions, section: str) -> EngineAddress:
     host, port, user, path = _parts(options.host)
     if user or path.strip("/"):
         raise _wrong(options.host, "write tcp://host:port and nothing else")
-    tls = _tls(options)
+    tls = _tls(options, section)
     if tls is None and not is_loopback(host) and not _trusted(options):
         raise InvalidConfiguration(
             f"the Docker Engine at {host} would be used without TLS, which gives root to the "
             "network path",
-            hint="give backends.docker.tls_ca, tls_cert and tls_key (or DOCKER_CERT_PATH), or set "
-            "backends.docker.insecure: true in a private network",
-            setting=_SETTING,
+            hint=f"give {section}.tls_ca, tls_cert and tls_key (or cert_path), or set "
+            f"{section}.insecure: true in a private network",
         )
     port = port or (_TLS_PORT if tls else _PLAIN_PORT)
     return EngineAddress("tcp", f"tcp://{host}:{port}", host=host, port=port, tls=tls)
@@ -110,15 +124,15 @@ def _trusted(options: DockerOptions) -> bool:
     return options.insecure or options.engine == "sidecar"
 
 
-def _tls(options: DockerOptions) -> Tls | None:
+def _tls(options: DockerOptions, section: str) -> Tls | None:
     given = (options.tls_ca, options.tls_cert, options.tls_key)
     if not any(given):
         return None
     if not all(given):
         raise InvalidConfiguration(
             "a Docker Engine over TLS requires all three: tls_ca, tls_cert and tls_key",
-            hint="or one directory with ca.pem, cert.pem and key.pem: DOCKER_CERT_PATH",
-            setting="backends.docker.tls_ca",
+            hint=f"or one directory with ca.pem, cert.pem and key.pem: {section}.cert_path",
+            setting=f"{section}.tls_ca",
         )
     return Tls(*given)
 
@@ -145,7 +159,6 @@ def _parts(text: str) -> tuple[str, int, str, str]:
         raise InvalidConfiguration(
             "the address of a Docker Engine must not contain a password",
             hint="use keys: an ssh agent, or TLS certificates",
-            setting=_SETTING,
         )
     return host, port or 0, unquote(parts.username or ""), unquote(parts.path)
 
@@ -153,7 +166,7 @@ def _parts(text: str) -> tuple[str, int, str, str]:
 def _wrong(text: str, hint: str) -> InvalidConfiguration:
     shown = text if "@" not in text else "…@" + text.rpartition("@")[2]
     return InvalidConfiguration(
-        f"{shown[:200]!r} is not a valid address of a Docker Engine", hint=hint, setting=_SETTING
+        f"{shown[:200]!r} is not a valid address of a Docker Engine", hint=hint
     )
 
 

@@ -99,11 +99,9 @@ async def asked(question: Awaitable[T], about: str) -> T:
 class EngineClient:
     """Opens its connection at first use; `aclose` closes it and the tunnel, if there is one."""
 
-    def __init__(
-        self, address: EngineAddress, timeout_s: float = 60.0, backend: str = "docker"
-    ) -> None:
+    def __init__(self, address: EngineAddress, timeout_s: float = 60.0) -> None:
         self.address = address
-        self._backend = backend
+        self._backend = address.backend
         self._timeout_s = timeout_s
         self._docker: aiodocker.Docker | None = None
         self._tunnel = Tunnel(address) if address.kind == "ssh" else None
@@ -454,7 +452,7 @@ class EngineClient:
             return aiohttp.UnixConnector(path, limit=0), "unix://localhost"
         tls = self.address.tls
         scheme = "http" if tls is None else "https"
-        context = False if tls is None else tls_context(tls)
+        context = False if tls is None else tls_context(tls, self.address.section)
         url = f"{scheme}://{_bracketed(self.address.host)}:{self.address.port}"
         return aiohttp.TCPConnector(ssl=context, limit=0), url
 
@@ -469,15 +467,15 @@ class EngineClient:
         return without_address(error, self._backend)
 
 
-def tls_context(tls: Tls) -> ssl.SSLContext:
+def tls_context(tls: Tls, section: str) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=tls.ca)
         context.load_cert_chain(tls.cert, tls.key)
     except (OSError, ssl.SSLError) as exc:
         raise InvalidConfiguration(
             f"the certificates for the Docker Engine cannot be read: {exc}",
-            hint="check backends.docker.tls_ca, tls_cert and tls_key",
-            setting="backends.docker.tls_ca",
+            hint=f"check {section}.tls_ca, tls_cert and tls_key (or cert_path)",
+            setting=f"{section}.tls_ca",
         ) from exc
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context

@@ -126,7 +126,7 @@ class WorkspaceModes:
         at = str(self._cells)
         seen = inside.translated(self._cells) if inside is not None else at
         if seen is None:
-            raise _unshared(at, "it lies in no mount of the container that we are")
+            raise self._unshared(at, "it lies in no mount of the container that we are")
         own = _below(seen, info)
         await self._check_seen(self._cells, seen, own)
         how = "the Docker Engine sees our data directory"
@@ -149,8 +149,8 @@ class WorkspaceModes:
                 pass
         except Refused as exc:
             raise BackendUnavailable(
-                "backends.docker.workspace_dir: the Docker Engine's machine has no directory "
-                f"{path} ({exc.message})",
+                f"{self._engine.address.section}.workspace_dir: the Docker Engine's machine has no "
+                f"directory {path} ({exc.message})",
                 hint="create it on that machine, or leave the setting out",
             ) from exc
         how = f"directories in {path} of the Docker Engine's machine"
@@ -208,12 +208,12 @@ class WorkspaceModes:
         if os.geteuid() != 0:
             raise BackendUnavailable(
                 f"{mode} requires root, which can chown directories to a sandbox's user",
-                hint="set backends.docker.workspace_mode: auto or volume",
+                hint=f"set {self._engine.address.section}.workspace_mode: auto or volume",
             )
         if user_namespaces(info):
             raise BackendUnavailable(
                 f"{mode} is not supported by a Docker Engine that maps user ids",
-                hint="set backends.docker.workspace_mode: auto or volume",
+                hint=f"set {self._engine.address.section}.workspace_mode: auto or volume",
             )
 
     async def _check_seen(self, ours: Path, seen: str, own: bool) -> None:
@@ -224,16 +224,24 @@ class WorkspaceModes:
             # Without parents: the engine may name a directory that only its own machine has.
             await asyncio.to_thread((ours / nonce).mkdir, mode=0o700)
         except OSError as exc:
-            raise _unshared(str(ours), exc.strerror or str(exc)) from exc
+            raise self._unshared(str(ours), exc.strerror or str(exc)) from exc
         try:
             offered = ContainerMount("bind", f"{seen}/{nonce}", "/probe", True, engines_own=own)
             async with self.probe_container(offered):
                 pass
         except Refused as exc:
-            raise _unshared(str(ours), exc.message) from exc
+            raise self._unshared(str(ours), exc.message) from exc
         finally:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread((ours / nonce).rmdir)
+
+    def _unshared(self, path: str, why: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"the Docker Engine does not see {path} ({why})",
+            hint="it runs elsewhere, or we run in a container: let "
+            f"{self._engine.address.section}.workspace_mode be auto, or mount the volume "
+            "station-sandboxes into our container",
+        )
 
     async def _check_volumes(self) -> None:
         name = f"sandkasten-probe-{secrets.token_hex(8)}"
@@ -304,14 +312,6 @@ def _own_ids() -> list[str]:
         if found:
             return [found[1]]
     return [socket.gethostname()] if os.path.exists("/.dockerenv") else []
-
-
-def _unshared(path: str, why: str) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"the Docker Engine does not see {path} ({why})",
-        hint="it runs elsewhere, or we run in a container: let backends.docker.workspace_mode be "
-        "auto, or mount the volume station-sandboxes into our container",
-    )
 
 
 def _empty_tar() -> bytes:
