@@ -260,6 +260,28 @@ async def test_strongest_never_falls_to_an_engine_nor_from_one(opened):
     assert await backend_of(stronger, isolation="strongest") == "gvisor"
 
 
+@pytest.mark.promise("P05")
+@pytest.mark.parametrize("default", ["docker", "kubernetes"])
+async def test_strongest_moves_no_code_to_another_engine_or_provider_if_the_default_is_away(
+    opened, default
+):
+    others = [
+        Named(one)
+        for one in ("docker", "kubernetes", "fly", "e2b", "modal", "docker/west", "local")
+        if one != default
+    ]
+    engine = opened(Named(default, GONE), *others)
+    with pytest.raises(BackendUnavailable, match=f"{default} is not ready: no engine answers"):
+        await engine.create(CreateRequest(SandboxOptions(isolation="strongest")))
+    # What may not be used is not asked either.
+    assert [one.probes for one in others] == [0] * len(others)
+    demanded = opened(Named(default, GONE), *others, policy=Policy(isolation="strongest"))
+    with pytest.raises(BackendUnavailable, match="no engine answers"):
+        await demanded.create(CreateRequest())
+    provider = opened(Named("fly"), Named("e2b"), Named("docker"))
+    assert await backend_of(provider, isolation="strongest") == "fly"
+
+
 async def test_the_readiness_of_an_engine_is_not_cached(opened):
     docker = Named("docker")
     engine = opened(docker)

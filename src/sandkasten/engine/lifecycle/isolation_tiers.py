@@ -118,19 +118,12 @@ class IsolationTiers:
         return self._known(name)
 
     async def _strongest(self, minimum: str | None) -> Backend:
-        """Return the strongest ready backend, preferring the default. Backends on this machine and
-        backends behind an engine never replace each other: they keep code and files in different
-        places.
+        """Return the strongest ready backend, preferring the default. Of the backends behind an
+        engine, only the default is a candidate: code and files go to a Docker Engine, a cluster or
+        a provider only if a request or the operator names it.
         """
-        handed = has_engine(self._default)
         ranked = sorted(
-            (
-                one
-                for one in self._backends.values()
-                if (has_engine(one.name) is handed or strength(one.name) > strength(self._default))
-                # A named engine is never a substitute, nor is one that only runs a command.
-                and (one.name == self._default or not _is_special(one))
-            ),
+            (one for one in self._backends.values() if self._may_replace_default(one.name)),
             key=lambda one: (-strength(one.name), one.name != self._default, one.name),
         )
         refusals: list[BackendUnavailable] = []
@@ -147,6 +140,12 @@ class IsolationTiers:
             f"no configured backend meets the required isolation ({minimum})",
             hint="run `sandkasten doctor`; see policy.isolation_minimum",
         )
+
+    def _may_replace_default(self, name: str) -> bool:
+        if name == self._default:
+            return True
+        here = not has_engine(self._default) or strength(name) > strength(self._default)
+        return here and not has_engine(name)
 
     async def _ready(self, name: str) -> Backend:
         backend = self._known(name)
@@ -174,10 +173,6 @@ class IsolationTiers:
         if readiness.ready and not has_engine(backend.name):
             self._ready_ones[backend.name] = readiness
         return readiness
-
-
-def _is_special(backend: Backend) -> bool:
-    return backend.name.startswith(ENGINE_PREFIX) or isinstance(backend, RunsOnce)
 
 
 def _unready(name: str, found: Readiness) -> BackendUnavailable:
