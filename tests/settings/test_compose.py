@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
+from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
+from sandkasten.backends.cloud.modal.modal_options import ModalOptions
 from sandkasten.backends.gate.entry_keys import make_keys
 from sandkasten.daemon.backend_registry import LazyBackend, LazyCloudBackend, LazyImageBackend
 from sandkasten.daemon.engine_assembly import open_engine
@@ -65,6 +67,9 @@ async def test_a_missing_library_is_reported_with_a_remedy(
     opened, monkeypatch, backend, library, package
 ):
     enabled = {} if backend == "docker" else {f"SANDKASTEN_{backend.upper()}_ENABLED": "true"}
+    enabled["E2B_API_KEY"] = "e2b_key"
+    monkeypatch.setenv("MODAL_TOKEN_ID", "ak-1")
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-1")
     # As if it were not installed.
     monkeypatch.setitem(sys.modules, library, None)
     for name in [one for one in sys.modules if one.startswith(f"sandkasten.backends.{package}.")]:
@@ -140,19 +145,64 @@ async def test_a_provider_is_closed_until_the_operator_enables_it(opened, tmp_pa
 
 
 @pytest.mark.promise("P120")
-async def test_a_provider_that_was_enabled_says_what_else_is_missing(opened, tmp_path):
-    engine = await opened(SANDKASTEN_FLY_ENABLED="true")
-    assert (await engine.probe("fly")).reason == "backends.fly.app is not set"
+@pytest.mark.parametrize(
+    ("name", "environ", "reason", "remedy"),
+    [
+        ("e2b", {}, "backends.e2b.api_key is not set", "E2B_API_KEY"),
+        ("fly", {}, "backends.fly.app is not set", "fly apps create"),
+        ("fly", {"SANDKASTEN_FLY_APP": "boxes"}, "backends.fly.api_token", "FLY_API_TOKEN"),
+        ("modal", {}, "no token of Modal is set", "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"),
+    ],
+)
+async def test_a_provider_without_a_required_setting_is_refused_before_anything_is_recorded(
+    opened, tmp_path, monkeypatch, name, environ, reason, remedy
+):
+    for one in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"):
+        monkeypatch.delenv(one, raising=False)
+    monkeypatch.setenv("MODAL_CONFIG_PATH", str(tmp_path / "modal.toml"))
+    engine = await opened(**environ, **{f"SANDKASTEN_{name.upper()}_ENABLED": "true"})
+    told = await engine.probe(name)
+    assert not told.ready
+    assert reason in told.reason
+    assert remedy in told.remedy
+    with pytest.raises(BackendUnavailable) as refused:
+        await engine.create(CreateRequest(SandboxOptions(backend=name)))
+    assert (refused.value.message, refused.value.hint) == (told.reason, told.remedy)
+    assert (await engine.sweep()).failed == ()
+    assert engine.degraded() == []
+    assert await engine.list() == []
+    assert not (tmp_path / "data" / name).exists()
     await engine.aclose()
-    for name in ("e2b", "modal", "fly"):
-        settings = load({f"backends.{name}.enabled": "true"}, {}, tmp_path)
-        assert getattr(settings, name).cloud.enabled
+
+
+@pytest.mark.promise("P120")
+async def test_a_provider_whose_key_was_removed_is_asked_only_if_it_has_sandboxes(tmp_path):
+    real, made = Keeper(), new_sandbox_id()
+    enabled = E2bOptions(cloud=CloudOptions(enabled=True))
+    keyless = LazyCloudBackend("e2b", tmp_path, lambda: real, enabled)
+    cell = await real.create(made, CellSpec(image=Image("host")))
+    MachineRecords(tmp_path).owner()
+    assert await keyless.owned() == ()
+    MachineRecords(tmp_path).begin(made, make_keys(made, "e2b"))
+    assert list(await keyless.owned()) == [made]
+    await cell.destroy()
+
+
+def test_a_token_of_modal_may_be_in_a_file_or_in_its_own_configuration(tmp_path, monkeypatch):
+    for one in ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"):
+        monkeypatch.delenv(one, raising=False)
+    own = tmp_path / "modal.toml"
+    monkeypatch.setenv("MODAL_CONFIG_PATH", str(own))
+    assert ModalOptions().missing() is not None
+    assert ModalOptions(token_file=tmp_path / "token").missing() is None
+    own.write_text("[default]\n")
+    assert ModalOptions().missing() is None
 
 
 @pytest.mark.promise("P120")
 async def test_sandboxes_of_a_provider_that_was_disabled_are_reached_and_removed(tmp_path):
     real, made = Keeper(), new_sandbox_id()
-    closed = LazyCloudBackend("e2b", tmp_path, lambda: real, CloudOptions())
+    closed = LazyCloudBackend("e2b", tmp_path, lambda: real, E2bOptions(api_key="e2b_key"))
     cell = await real.create(made, CellSpec(image=Image("host")))
     # The provider is not asked if nothing was made there.
     assert await closed.owned() == ()

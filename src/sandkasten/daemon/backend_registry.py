@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from sandkasten.backends.cloud.machine_plan import CloudOptions
+    from sandkasten.backends.cloud.machine_plan import CloudOptions, ProviderOptions
     from sandkasten.backends.cloud.provider import Provider
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.errors import UnsupportedByBackend
@@ -232,24 +232,28 @@ class LazyRunBackend(LazyImageBackend):
 
 class LazyCloudBackend(LazyImageBackend):
     """The lazy backend of a provider. It is a `ports.NeedsEnabling`: every key that may create a
-    sandbox could otherwise make machines that cost money. If it is disabled later, the sandboxes
-    that it has can still be used, and are removed when they end.
+    sandbox could otherwise make machines that cost money. Without a setting that every request to
+    the provider needs, it is as closed. If it is closed later, the sandboxes that it has can still
+    be used, and are removed when they end.
     """
 
     def __init__(
-        self, name: str, directory: Path, opener: Callable[[], Backend], options: CloudOptions
+        self, name: str, directory: Path, opener: Callable[[], Backend], options: ProviderOptions
     ) -> None:
         super().__init__(name, directory, opener)
-        self._enabled = options.enabled
+        self._options = options
 
     def check_enabled(self) -> None:
-        if not self._enabled:
+        if not self._options.cloud.enabled:
             variable = f"SANDKASTEN_{self._name.upper()}_ENABLED"
             raise BackendUnavailable(
                 f"backend {self._name} is not enabled",
                 hint=f"the operator sets backends.{self._name}.enabled: true, or {variable}=true",
                 backend=self._name,
             )
+        missing = self._options.missing()
+        if missing is not None:
+            raise BackendUnavailable(missing.reason, hint=missing.remedy, backend=self._name)
 
     async def probe(self) -> Readiness:
         try:
@@ -263,7 +267,9 @@ class LazyCloudBackend(LazyImageBackend):
         return await super().create(sandbox_id, spec)
 
     async def owned(self) -> Sequence[SandboxId]:
-        if not self._enabled and self._directory.exists():
+        options = self._options
+        closed = not options.cloud.enabled or options.missing() is not None
+        if closed and self._directory.exists():
             from sandkasten.backends.cloud.machine_records import MachineRecords
 
             # Its credentials may be gone, and without a record it has nothing.
@@ -352,12 +358,12 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
         "gvisor": LazyBackend("gvisor", data_dir / "gvisor", gvisor),
         "docker": docker("docker", settings.docker),
         "kubernetes": LazyImageBackend("kubernetes", shared, kubernetes),
-        "fly": LazyCloudBackend("fly", data_dir / "fly", fly, settings.fly.cloud),
+        "fly": LazyCloudBackend("fly", data_dir / "fly", fly, settings.fly),
         "e2b": LazyCloudBackend(
-            "e2b", data_dir / "e2b", partial(_with_extra, "e2b", e2b), settings.e2b.cloud
+            "e2b", data_dir / "e2b", partial(_with_extra, "e2b", e2b), settings.e2b
         ),
         "modal": LazyCloudBackend(
-            "modal", data_dir / "modal", partial(_with_extra, "modal", modal), settings.modal.cloud
+            "modal", data_dir / "modal", partial(_with_extra, "modal", modal), settings.modal
         ),
         "dagger": LazyRunBackend("dagger", data_dir / "dagger", dagger),
     }

@@ -162,10 +162,10 @@ class RefusesNetworks(Protocol):
 
 @runtime_checkable
 class NeedsEnabling(Protocol):
-    """A backend that creates nothing until the operator has enabled it."""
+    """A backend that creates nothing until the operator has enabled it and set what it needs."""
 
     def check_enabled(self) -> None:
-        """Raise BackendUnavailable, with the setting, if it is not enabled."""
+        """Raise BackendUnavailable, with the setting that is missing."""
         ...
 
 

@@ -8,7 +8,7 @@ as root: the gate, which starts the runner as another user, and code is a third 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sandkasten.backends.cloud.differences import network_mode
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, MachineOrder
@@ -55,6 +55,25 @@ class CloudOptions:
     region: str = ""
     programs_dir: Path | None = None
     """The directory of our programs for the provider's processors; None: those of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissingSetting:
+    """Why no request can be sent to a provider, and what the operator sets."""
+
+    reason: str
+    remedy: str
+
+
+class ProviderOptions(Protocol):
+    """The options of one provider."""
+
+    @property
+    def cloud(self) -> CloudOptions: ...
+
+    def missing(self) -> MissingSetting | None:
+        """Return a setting without which no request can be sent; None if there is none."""
+        ...
 
 
 def read_programs(options: CloudOptions) -> Mapping[str, bytes]:

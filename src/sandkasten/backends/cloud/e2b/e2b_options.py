@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sandkasten.backends.cloud.machine_plan import CloudOptions
+from sandkasten.backends.cloud.machine_plan import CloudOptions, MissingSetting
 from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+KEY_VARIABLE: Final = "E2B_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,11 @@ class E2bOptions:
     timeout_s: float = 30.0
     """Deadline of one request."""
     cloud: CloudOptions = field(default_factory=CloudOptions)
+
+    def missing(self) -> MissingSetting | None:
+        if self.api_key:
+            return None
+        return MissingSetting(
+            "backends.e2b.api_key is not set",
+            f"set {KEY_VARIABLE}, or backends.e2b.api_key_file to a file with the key",
+        )

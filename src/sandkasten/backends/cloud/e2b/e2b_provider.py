@@ -20,6 +20,7 @@ import httpx
 from e2b.sandbox.commands.command_handle import CommandExitException
 
 from sandkasten.backends.cloud import provider_errors, websocket_stream
+from sandkasten.backends.cloud.e2b.e2b_options import KEY_VARIABLE
 from sandkasten.backends.cloud.e2b.e2b_traits import TITLE, TRAITS
 from sandkasten.backends.cloud.machine_plan import DIRECTORY
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, is_machine_id
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from sandkasten.ports import ByteStream
 
 NAME: Final = "e2b"
-_VARIABLE: Final = "E2B_API_KEY"
 _RETRIES: Final = 2
 _PAGE: Final = 100
 # Opens a port that is not public. E2B gives it with the sandbox.
@@ -92,7 +92,7 @@ class E2bProvider:
     def _api(self) -> dict[str, Any]:
         """Return what each call of the SDK gets, so that nothing else decides about it."""
         if not self._options.api_key:
-            raise provider_errors.unauthorized(NAME, TITLE, _VARIABLE, "no key is set")
+            raise provider_errors.unauthorized(NAME, TITLE, KEY_VARIABLE, "no key is set")
         options = self._options
         return {
             "api_key": options.api_key,
@@ -327,7 +327,7 @@ def _translated(image: str = "", machine_id: str = "") -> Iterator[None]:
     except SandkastenError:
         raise
     except e2b.AuthenticationException as exc:
-        raise provider_errors.unauthorized(NAME, TITLE, _VARIABLE, str(exc)) from exc
+        raise provider_errors.unauthorized(NAME, TITLE, KEY_VARIABLE, str(exc)) from exc
     except e2b.RateLimitException as exc:
         raise provider_errors.rate_limited(NAME, TITLE, told=str(exc)) from exc
     except (e2b.SandboxNotFoundException, e2b.SandboxNotRunningException) as exc:
@@ -355,7 +355,7 @@ _NO_TEMPLATE: Final = frozenset({400, 404})
 def _of_status(exc: e2b.SandboxException, image: str) -> SandkastenError:
     told = str(exc)
     if exc.status_code in _UNAUTHORIZED:
-        return provider_errors.unauthorized(NAME, TITLE, _VARIABLE, told)
+        return provider_errors.unauthorized(NAME, TITLE, KEY_VARIABLE, told)
     if image and exc.status_code in _NO_TEMPLATE and "template" in told.lower():
         return ImageNotFound(
             f"E2B has no template {image}: {provider_errors.plain(told)}",

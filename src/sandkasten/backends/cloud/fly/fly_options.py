@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Final, Literal
 
-from sandkasten.backends.cloud.machine_plan import CloudOptions
+from sandkasten.backends.cloud.machine_plan import CloudOptions, MissingSetting
 from sandkasten.lazy_dataclass import dataclass
 
 Reach = Literal["service", "private"]
@@ -38,6 +38,19 @@ class FlyOptions:
     timeout_s: float = 30.0
     """For one answer of the API."""
     cloud: CloudOptions = field(default_factory=CloudOptions)
+
+    def missing(self) -> MissingSetting | None:
+        if not self.app:
+            return MissingSetting(
+                "backends.fly.app is not set",
+                "run fly apps create NAME --network NAME, and set backends.fly.app to NAME",
+            )
+        if not self.api_token:
+            return MissingSetting(
+                "backends.fly.api_token is not set",
+                f"set {TOKEN_VARIABLE} to the output of: fly tokens create deploy -a {self.app}",
+            )
+        return None
 
     @property
     def host(self) -> str:

@@ -82,14 +82,9 @@ class FlyProvider:
 
     async def check(self) -> Readiness:
         options = self._options
-        if not options.app:
-            return _missing(
-                "backends.fly.app is not set",
-                "run fly apps create NAME --network NAME, and set backends.fly.app to NAME",
-            )
-        if not options.api_token:
-            remedy = f"set {TOKEN_VARIABLE} to the output of: fly tokens create deploy -a APP"
-            return _missing("backends.fly.api_token is not set", remedy.replace("APP", options.app))
+        missing = options.missing()
+        if missing is not None:
+            return _missing(missing.reason, missing.remedy)
         try:
             await self._ask(self._api.app)
             if options.reach == "service" and not options.address:

@@ -9,6 +9,7 @@ from modal import exception
 from modal_proto.api_pb2 import RPCRetryPolicy
 
 from sandkasten.backends.cloud import provider_errors
+from sandkasten.backends.cloud.modal.modal_options import VARIABLES
 from sandkasten.errors import ImageNotFound, InvalidRequest
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 NAME: Final = "modal"
 TITLE: Final = "Modal"
-VARIABLES: Final = "MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
 CALL_ERRORS: Final = (
     exception.Error,
     GRPCError,

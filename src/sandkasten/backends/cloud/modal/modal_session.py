@@ -15,7 +15,7 @@ from modal.config import config
 
 from sandkasten.backends.cloud import provider_errors
 from sandkasten.backends.cloud.modal import modal_errors
-from sandkasten.backends.cloud.modal.modal_options import FILE_HINT, token_in
+from sandkasten.backends.cloud.modal.modal_options import FILE_HINT, VARIABLES, token_in
 from sandkasten.disk.small_file import read_small_file
 from sandkasten.errors import BackendUnavailable
 from sandkasten.lazy_dataclass import dataclass
@@ -121,6 +121,6 @@ class ModalSession:
         token_id, secret = config.get("token_id"), config.get("token_secret")
         if not token_id or not secret:
             raise provider_errors.unauthorized(
-                modal_errors.NAME, modal_errors.TITLE, modal_errors.VARIABLES, "none are set"
+                modal_errors.NAME, modal_errors.TITLE, VARIABLES, "none are set"
             )
         return str(token_id), str(secret)

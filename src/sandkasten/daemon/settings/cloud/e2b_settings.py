@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
+from sandkasten.backends.cloud.e2b.e2b_options import KEY_VARIABLE, E2bOptions
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.daemon.settings.cloud import machine_settings
 from sandkasten.daemon.settings.preview_settings import domain
@@ -65,7 +65,7 @@ class E2bSettings:
         model_key,
         None,
         "The API key of an account at E2B; prefer api_key_file or the variable.",
-        aliases=("E2B_API_KEY",),
+        aliases=(KEY_VARIABLE,),
         show=masked,
     )
     api_key_file: Path | None = setting(
