@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tests.client.http.served import Served
 
 TEMPLATE = "debian"
+UNREACHABLE = "127.0.0.1:1/no/such:tag"
+"""A template that the service would pull, from a registry that does not answer."""
 
 
 @contextmanager
@@ -38,6 +40,7 @@ def e2b_daemon(**environ: str) -> Iterator[Served]:
             "SANDKASTEN_COMPAT_E2B_PROFILE": "dev",
             "SANDKASTEN_DEFAULTS_PIDS_LIMIT": "1024",
             "SANDKASTEN_DEFAULTS_MEMORY_MB": "1024",
+            "SANDKASTEN_IMAGES_REGISTRIES": '{"127.0.0.1:1": {"insecure": true}}',
             **environ,
         }
         with served(data_dir, backend="local", **variables) as daemon:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from contextlib import contextmanager, suppress
@@ -32,6 +33,8 @@ class Fault:
     kind: Kind
     status: int = 500
     headers: dict[str, str] = field(default_factory=dict)
+    body: str | None = None
+    """Of an `answer`; None: an error in the form of E2B."""
     times: int = 1_000_000
     hit: threading.Event = field(default_factory=threading.Event)
     """Set when the first request has come, and was passed on if it is to be."""
@@ -69,8 +72,12 @@ class FaultyProxy:
             fault.times -= 1
             if fault.kind == "answer":
                 fault.hit.set()
-                told = {"code": fault.status, "message": "a fault of the test"}
-                return web.json_response(told, status=fault.status, headers=fault.headers)
+                told = json.dumps({"code": fault.status, "message": "a fault of the test"})
+                return web.json_response(
+                    text=told if fault.body is None else fault.body,
+                    status=fault.status,
+                    headers=fault.headers,
+                )
             if fault.kind == "hold":
                 fault.hit.set()
                 await asyncio.to_thread(fault.release.wait, PATIENCE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,14 @@ from sandkasten.backends.cloud import machine_plan
 from sandkasten.backends.cloud.machine_plan import PROGRAMS, CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.backends.gate import entry_keys
+from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable, Busy, ImageNotFound, SandboxLost
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.cloud import e2b_service
 from tests.cloud.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.conformance.box import Box
@@ -99,10 +104,43 @@ async def test_a_rate_limit_is_waited_for_and_nothing_is_made_twice(proxy, backe
 
 
 async def test_a_template_that_does_not_exist_is_named(backend):
-    with pytest.raises(ImageNotFound, match="no-such-template"):
-        await backend.create(
-            new_sandbox_id(), CellSpec(image=Image("no-such-template", kind="engine"))
-        )
+    with pytest.raises(ImageNotFound, match="E2B has no template nosuch") as caught:
+        await backend.create(new_sandbox_id(), CellSpec(image=Image("nosuch", kind="engine")))
+    assert "nosuch" in caught.value.hint
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (404, "template 'base' not found"),
+        (404, "tag 'v7' does not exist for template 'base'"),
+        (403, "you don't have access to template 'base'"),
+        (400, "template 'base' is not available in the requested cluster"),
+        (404, "no such thing"),
+    ],
+)
+async def test_each_answer_of_e2b_about_a_template_is_named(proxy, backend, status, message):
+    proxy.fault(*CREATE, "answer", status, body=json.dumps({"code": status, "message": message}))
+    with pytest.raises(ImageNotFound, match=message):
+        await backend.create(new_sandbox_id(), SPEC)
+
+
+async def test_a_template_that_the_service_cannot_pull_is_no_outage(daemon, tmp_path):
+    options = {
+        "data_dir": str(tmp_path / "data"),
+        "backends.e2b.enabled": "true",
+        "backends.e2b.api_url": f"{daemon.url}/e2b",
+        "backends.e2b.sandbox_url": f"{daemon.url}/e2b",
+    }
+    engine = await open_engine(load(options, {"E2B_API_KEY": daemon.key}, tmp_path))
+    wanted = SandboxOptions(backend="e2b", image=e2b_service.UNREACHABLE)
+    with pytest.raises(ImageNotFound, match="no/such:tag.*could not be pulled"):
+        await engine.create(CreateRequest(wanted))
+    assert engine.degraded() == []
+    assert await engine.list() == []
+    assert list((tmp_path / "data" / "e2b" / "machines").iterdir()) == []
+    await engine.aclose()
 
 
 async def test_what_a_template_prints_at_its_start_is_cut_and_cleaned(daemon, tmp_path):

@@ -34,6 +34,7 @@ from sandkasten.errors import (
     ImageNotFound,
     InvalidImage,
     InvalidRequest,
+    RegistryUnavailable,
     SandkastenError,
     SessionNotFound,
     UnsupportedByBackend,
@@ -116,6 +117,12 @@ class SandboxRoutes:
                 f"template {template[:100]!r} not found: {exc.message}",
                 hint="a template is an image or a snapshot here: sandkasten image ls shows images, "
                 "and images.aliases gives one another name",
+            ) from exc
+        except RegistryUnavailable as exc:
+            raise RegistryUnavailable(
+                f"template {template[:100]!r} not found: {exc.message}",
+                hint=exc.hint,
+                **exc.details,
             ) from exc
         return answer(self.created(call, info, template), 201)
 

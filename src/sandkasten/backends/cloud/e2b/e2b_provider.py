@@ -129,6 +129,7 @@ class E2bProvider:
                 idempotency_key=f"{self._owner}-{host_label(order.sandbox_id)}",
                 **self._api,
             )
+        with _translated():
             _check_id(machine.sandbox_id)
             self._addresses[machine.sandbox_id] = self._address(machine, order.port)
             files = {**order.files, _START: _start_script(order).encode()}
@@ -349,17 +350,29 @@ def _translated(image: str = "", machine_id: str = "") -> Iterator[None]:
 # The SDK raises a plain Exception for an empty answer, and lets those of its transports through.
 _TRANSPORTS: Final = ("e2b", "pyqwest", "connectrpc", "protobuf")
 _UNAUTHORIZED: Final = frozenset({401, 403})
-_NO_TEMPLATE: Final = frozenset({400, 404})
+_NOT_FOUND: Final = 404
+# Of E2B, with a template that belongs to others or to another cluster; and of a daemon of
+# Sandkasten that can neither find nor fetch it.
+_NO_TEMPLATE: Final = frozenset({400, 403, 502})
 
 
 def _of_status(exc: e2b.SandboxException, image: str) -> SandkastenError:
     told = str(exc)
-    if exc.status_code in _UNAUTHORIZED:
-        return provider_errors.unauthorized(NAME, TITLE, KEY_VARIABLE, told)
-    if image and exc.status_code in _NO_TEMPLATE and "template" in told.lower():
+    if image and _is_about_template(exc.status_code, told, image):
         return ImageNotFound(
             f"E2B has no template {image}: {provider_errors.plain(told)}",
-            hint="name a template as the image, or set backends.e2b.templates",
+            hint=f"name another template than {image} as the image, or correct "
+            "backends.e2b.template and backends.e2b.templates",
             image=image,
         )
+    if exc.status_code in _UNAUTHORIZED:
+        return provider_errors.unauthorized(NAME, TITLE, KEY_VARIABLE, told)
     return provider_errors.outage(NAME, TITLE, told)
+
+
+def _is_about_template(status: int | None, told: str, image: str) -> bool:
+    """Return whether a create failed because of its template. Nothing else that it names can be
+    missing.
+    """
+    names_it = "template" in told.replace(image, "").lower()
+    return status == _NOT_FOUND or (status in _NO_TEMPLATE and names_it)
