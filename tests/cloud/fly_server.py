@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 APP = "sandboxes"
 TOKEN = "FlyV1 fm2_test"
-How = Literal["status", "cut", "half", "hang"]
+How = Literal["status", "cut", "half", "hang", "answer"]
 _LIVE = ("created", "starting", "started", "stopping", "stopped", "failed")
 _numbers = itertools.count(1)
 
@@ -44,6 +44,8 @@ class Fault:
     how: How
     status: int = 500
     message: str = "trouble"
+    content: str = ""
+    """Of an `answer`, in place of the right one."""
     headers: dict[str, str] = field(default_factory=dict)
     done: bool = False
     """Whether the request takes effect before it fails."""
@@ -193,6 +195,8 @@ class FlyServer:
     async def _trouble(self, request: web.Request, fault: Fault, body: bytes) -> web.StreamResponse:
         if fault.how == "status":
             return _error(fault.status, fault.message, fault.headers)
+        if fault.how == "answer":
+            return web.json_response(text=fault.content, status=fault.status)
         if fault.how == "hang":
             await self._closing.wait()
         if fault.how == "half":

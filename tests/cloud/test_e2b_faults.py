@@ -143,6 +143,81 @@ async def test_a_template_that_the_service_cannot_pull_is_no_outage(daemon, tmp_
     await engine.aclose()
 
 
+LISTED = {
+    "templateID": "t", "sandboxID": "s1", "clientID": "c", "startedAt": "2026-01-01T00:00:00Z",
+    "endAt": "2026-01-01T00:00:00Z", "cpuCount": 1, "memoryMB": 1, "diskSizeMB": 1,
+    "state": "running", "envdVersion": "0.6.4",
+}  # fmt: skip
+MADE = {"templateID": "t", "sandboxID": "s1", "clientID": "c", "envdVersion": "0.6.4"}
+NESTED = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, "null"),
+        (200, '{"sandboxes": []}'),
+        (200, "[null]"),
+        (200, "[[]]"),
+        (200, json.dumps([{**LISTED, "startedAt": None}])),
+        (200, json.dumps([{**LISTED, "state": ["running"]}])),
+        (200, json.dumps([{**LISTED, "volumeMounts": [None]}])),
+        (200, json.dumps([{**LISTED, "volumeMounts": 7}])),
+        (200, json.dumps([{**LISTED, "metadata": {"sandkasten.id": 7}}])),
+        (200, NESTED),
+        (502, "[]"),
+        (502, '"bad gateway"'),
+        (502, "7"),
+        (502, NESTED),
+        (404, "[]"),
+        (500, '{"message": {"text": ["trouble"]}}'),
+    ],
+)
+async def test_a_list_of_another_form_is_a_named_error(proxy, backend, status, body):
+    proxy.fault("GET", r"/sandboxes", "answer", status, body=body)
+    with pytest.raises(BackendUnavailable, match="E2B does not answer as it should") as caught:
+        await backend.owned()
+    assert len(caught.value.message) < 400
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (201, "[]"),
+        (201, "null"),
+        (201, json.dumps({**MADE, "sandboxID": ["s1"]})),
+        (201, json.dumps({**MADE, "sandboxID": None})),
+        (201, json.dumps({**MADE, "envdVersion": 7})),
+        (201, json.dumps({**MADE, "envdVersion": None})),
+        (201, NESTED),
+        (418, '["teapot"]'),
+    ],
+)
+async def test_a_sandbox_of_another_form_is_a_named_error(proxy, backend, status, body):
+    proxy.fault(*CREATE, "answer", status, body=body)
+    proxy.fault("POST", r"/connect$", "answer", status, body=body)
+    with pytest.raises(BackendUnavailable, match="E2B does not answer as it should"):
+        await backend.create(new_sandbox_id(), SPEC)
+    with pytest.raises(BackendUnavailable, match="E2B does not answer as it should"):
+        await backend._provider.connect("s1")
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("trafficAccessToken", "one\r\ntwo: 2"),
+        ("trafficAccessToken", "\ud800"),
+        ("domain", "one\r\ntwo"),
+        ("domain", "\ud800"),
+    ],
+)
+async def test_an_address_that_cannot_be_one_is_a_named_error(proxy, backend, part, value):
+    proxy.fault("POST", r"/connect$", "answer", 200, body=json.dumps({**MADE, part: value}))
+    with pytest.raises(BackendUnavailable, match="E2B does not answer as it should"):
+        await backend._provider.connect("s1")
+
+
 async def test_what_a_template_prints_at_its_start_is_cut_and_cleaned(daemon, tmp_path):
     opened = e2b_service.open_backend(tmp_path, e2b_service.options_for(daemon))
     owner = MachineRecords(tmp_path / "e2b").owner()

@@ -157,6 +157,54 @@ async def test_what_fly_says_is_repeated_in_one_line_that_is_short(server: FlySe
     assert len(raised.value.message) < 400
 
 
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [
+        (200, '[{"id": "m1", "name": 7}]'),
+        (200, '[{"id": "m1", "config": ["services"]}]'),
+        (200, '[{"id": "m1", "config": {"services": {"ports": 1}}}]'),
+        (200, '[{"id": "m1", "config": {"services": [{"ports": [null]}]}}]'),
+        (200, "[null]"),
+        (200, '{"machines": []}'),
+        (200, DEEP),
+        (500, DEEP),
+        (500, '[{"error": "trouble"}]'),
+    ],
+)
+async def test_a_list_of_another_form_is_a_named_error(server: FlyServer, status, content):
+    server.fail(LIST, "answer", status=status, content=content, times=99)
+    async with opened(server) as provider:
+        for request in (provider.machines, lambda: provider.start(order(new_sandbox_id()))):
+            with pytest.raises(BackendUnavailable, match="Fly does not answer as it") as raised:
+                await request()
+            assert len(raised.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"state": []}',
+        '{"state": "started", "config": [], "private_ip": null}',
+        '{"state": "started", "private_ip": {"host": "elsewhere"}}',
+        '{"state": "started", "config": {"metadata": ["sandkasten_port"]}}',
+        '{"state": "stopped", "events": {"request": 1}}',
+        '{"state": "stopped", "events": [{"request": {"exit_event": ["oom"]}}]}',
+        '{"state": "stopped", "events": [{"request": {"MonitorEvent": "none"}}]}',
+    ],
+)
+async def test_a_machine_of_another_form_is_a_named_error(server: FlyServer, content):
+    server.fail(SHOW, "answer", status=200, content=content, times=99)
+    async with opened(server) as provider:
+        with pytest.raises(BackendUnavailable, match="Fly does not answer as it"):
+            await provider.connect("m1")
+        server.fail(CREATE, "answer", status=200, content='{"id": ["m1"]}', times=99)
+        with pytest.raises(BackendUnavailable, match="Fly does not answer as it"):
+            await provider.start(order(new_sandbox_id()))
+
+
 async def test_a_machine_is_reached_at_its_private_address(server: FlyServer):
     async with opened(server, reach="private") as provider:
         machine_id = await provider.start(order(new_sandbox_id(), "python3", "-c", ECHO))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, MachineOrd
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.model.ids import SandboxId
 from tests.cloud import fly_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.promise("P117")
 
@@ -67,6 +71,55 @@ def test_programs_are_those_of_the_image_and_files_are_for_root_alone():
 def test_a_sandbox_without_a_network_gets_one_of_its_own():
     config = machine_request.create_body(replace(ORDER, network="none"), OPTIONS, None)["config"]
     assert "--no-network" in config["init"]["exec"]
+
+
+MACHINE: dict[str, Any] = {
+    "id": "m1",
+    "name": "sandkasten-me-sbx-0123456789abcdef",
+    "state": "stopped",
+    "private_ip": "fdaa::3",
+    "config": {
+        "services": [{"protocol": "tcp", "ports": [{"port": 20_001}]}],
+        "metadata": {"sandkasten_port": "8484"},
+    },
+    "incomplete_config": {"services": [{"ports": [{"port": 20_002}]}], "metadata": {}},
+    "events": [
+        {"request": {"exit_event": {"exit_code": 1, "oom_killed": True}}},
+        {"request": {"MonitorEvent": {"exit_event": {"exit_code": 2}}}},
+    ],
+}
+
+
+def _altered(value: Any) -> Iterator[Any]:
+    """Yield copies of a value, each with one part that has another type."""
+    yield from (None, True, 7, 1.5, "x", [], [None], ["x"], [[]], {}, {"x": None})
+    if isinstance(value, dict):
+        for key, part in value.items():
+            for other in _altered(part):
+                yield {**value, key: other}
+    if isinstance(value, list):
+        for at, part in enumerate(value):
+            for other in _altered(part):
+                yield [*value[:at], other, *value[at + 1 :]]
+
+
+def test_each_part_of_a_machine_is_read_or_named_as_wrong():
+    assert machine_request.wrong_part(MACHINE) is None
+    assert machine_request.sandbox_of(MACHINE, "me") == ID
+    wrong = set()
+    for altered in _altered(MACHINE):
+        found = machine_request.wrong_part(altered)
+        if found is None:
+            # Nothing of it raises.
+            machine_request.service_port(altered)
+            machine_request.gate_port(altered)
+            machine_request.sandbox_of(altered, "me")
+            machine_request.is_destroyed(altered)
+            machine_request.has_ended(altered)
+            machine_request.end_of(altered)
+        else:
+            wrong.add(found)
+    assert {"machine", "name", "config.services[]", "events[].request.exit_event"} <= wrong
 
 
 def test_large_files_are_refused():

@@ -69,10 +69,12 @@ LIBRARIES: dict[str, frozenset[str]] = {
     # E2B's SDK, and the library whose errors it raises.
     "e2b": frozenset({"backends"}),
     "httpx": frozenset({"backends"}),
-    # Modal's SDK, the messages it sends, and the library whose errors it raises.
+    # Modal's SDK, the messages it sends, and the libraries whose errors it raises: of gRPC and,
+    # in `google.protobuf`, of messages.
     "modal": frozenset({"backends"}),
     "modal_proto": frozenset({"backends"}),
     "grpclib": frozenset({"backends"}),
+    "google": frozenset({"backends"}),
     "dagger": frozenset({"backends"}),
     "cel": frozenset({"agents"}),
     "dotpromptz": frozenset({"agents"}),

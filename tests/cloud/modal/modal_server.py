@@ -34,17 +34,21 @@ if TYPE_CHECKING:
     from tests.cloud.modal.modal_control import Rented
 
 T = TypeVar("T")
+# A frame of gRPC without its first byte: four bytes, a field that never ends.
+_GARBLED = b"\0\0\0\4\x0a\xff\xff\xff"
 
 
 @dataclass(slots=True)
 class Fault:
     """How the next answers to one call fail."""
 
-    kind: Literal["status", "cut", "lost", "hang", "hold", "mute"]
+    kind: Literal["status", "cut", "lost", "hang", "hold", "mute", "garbled", "compressed", "empty"]
     """`status`: refused; `cut`: the stream is reset and nothing was done; `lost`: it is done, and
     the answer is cut in half; `hang`: nothing is done until the fault is taken away; `hold`: the
     same, and then it is done even if the client has gone; `mute`: it is done, and there is no
-    answer until the fault is taken away."""
+    answer until the fault is taken away; `garbled`: it is done, and the answer is not a message;
+    `compressed`: it is done, and the answer says that it is compressed; `empty`: it is done, and
+    the answer has no fields."""
     status: Status = Status.UNAVAILABLE
     message: str = "a fault of this test"
     retry_after_s: float | None = None
@@ -212,7 +216,12 @@ class ModalServer:
                 await stream.send_initial_metadata()
                 await stream.cancel()
                 return
-            await stream.send_message(answer)
+            if kind in ("garbled", "compressed"):
+                await stream.send_initial_metadata()
+                first = b"\1" if kind == "compressed" else b"\0"
+                await stream._stream.send_data(first + _GARBLED)
+                return
+            await stream.send_message(type(answer)() if kind == "empty" else answer)
 
         return call
 

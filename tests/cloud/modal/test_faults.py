@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from grpclib import Status
@@ -58,6 +58,37 @@ async def test_outage_is_named_and_leaves_nothing(
         await rental.provider.start(rental.order())
     assert failed.value.retryable
     assert rental.running == []
+
+
+@pytest.mark.parametrize("kind", ["garbled", "compressed"])
+async def test_answer_of_another_form_is_a_named_error(
+    rental: Rental, server: ModalServer, kind: Literal["garbled", "compressed"]
+):
+    provider, order = rental.provider, rental.order()
+    machine_id = await provider.start(order)
+    for call, ask in (
+        ("ClientHello", provider.check),
+        ("SandboxTagsGetV2", provider.machines),
+        ("SandboxListV2", provider.machines),
+        ("SandboxGetFromNameV2", lambda: provider.find(order.sandbox_id)),
+        ("SandboxWaitV2", lambda: provider.connect(machine_id)),
+        (CREATE, lambda: provider.start(rental.order())),
+        ("SandboxTerminateV2", lambda: provider.stop(machine_id)),
+    ):
+        fault = server.faults[call] = Fault(kind)
+        with pytest.raises(BackendUnavailable, match="Modal does not answer as it") as failed:
+            await ask()
+        assert fault.hit.is_set()
+        assert len(failed.value.message) < 400
+        server.faults.clear()
+
+
+async def test_sandbox_without_an_id_is_a_named_error(rental: Rental, server: ModalServer):
+    order = rental.order()
+    await rental.provider.start(order)
+    server.faults["SandboxGetFromNameV2"] = Fault("empty")
+    with pytest.raises(BackendUnavailable, match="Modal does not answer as it"):
+        await rental.provider.find(order.sandbox_id)
 
 
 async def test_short_outage_is_not_seen(rental: Rental, server: ModalServer):

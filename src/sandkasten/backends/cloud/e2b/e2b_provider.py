@@ -232,7 +232,8 @@ class E2bProvider:
                 machine = await e2b.AsyncSandbox.connect(
                     machine_id, timeout=_CONNECT_TIMEOUT_S, **self._api
                 )
-            address = self._address(machine, self._options.cloud.port)
+                _check_id(machine.sandbox_id)
+                address = self._address(machine, self._options.cloud.port)
             self._addresses[machine_id] = address
         if self._session is None:
             self._session = websocket_stream.new_session()
@@ -249,8 +250,11 @@ class E2bProvider:
         # A host name has no underscore, which ids of our own daemons have.
         host = machine.get_host(port).replace("_", "-")
         headers = {"E2b-Sandbox-Id": machine.sandbox_id, "E2b-Sandbox-Port": str(port)}
-        if machine.traffic_access_token:
-            headers[_TRAFFIC] = machine.traffic_access_token
+        token = machine.traffic_access_token or ""
+        if not (host + token).isascii() or not (host + token).isprintable():
+            raise provider_errors.outage(NAME, TITLE, "the address of a sandbox is not valid")
+        if token:
+            headers[_TRAFFIC] = token
         if not self._options.sandbox_url:
             return _Address(f"https://{host}/", headers)
         # One address serves all sandboxes, and the name says which one is meant.
@@ -320,6 +324,17 @@ def _gate_ended(code: int, said: str) -> BackendUnavailable:
     )
 
 
+# How the SDK fails at an answer of another form than it should have.
+_MISREAD: Final = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    httpx.InvalidURL,
+)
+
+
 @contextlib.contextmanager
 def _translated(image: str = "", machine_id: str = "") -> Iterator[None]:
     """Raise our errors in place of the SDK's. Cancellation and our own pass."""
@@ -337,8 +352,7 @@ def _translated(image: str = "", machine_id: str = "") -> Iterator[None]:
         ) from exc
     except e2b.SandboxException as exc:
         raise _of_status(exc, image) from exc
-    except (httpx.HTTPError, OSError, ValueError, KeyError, TypeError) as exc:
-        # The last ones are how the SDK fails at an answer that is not what it should be.
+    except (httpx.HTTPError, OSError, *_MISREAD) as exc:
         told = str(exc) or type(exc).__name__
         raise provider_errors.outage(NAME, TITLE, told) from exc
     except Exception as exc:

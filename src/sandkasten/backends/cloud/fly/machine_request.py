@@ -18,7 +18,7 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId, host_label, is_sandbox_id
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from sandkasten.backends.cloud.fly.fly_options import CpuKind, FlyOptions
     from sandkasten.backends.cloud.provider import MachineOrder
@@ -48,6 +48,18 @@ _MEMORY: Final[Mapping[str, tuple[int, int]]] = {
 _ENDED: Final = frozenset(
     {"stopped", "failed", "destroying", "destroyed", "launch_failed", "replaced", "migrated"}
 )
+
+# What is read of a machine: strings, objects with some keys, and lists of one kind.
+_CONFIG: Final[Mapping[str, Any]] = {"services": [{"ports": [{}]}], "metadata": {}}
+_MACHINE: Final[Mapping[str, Any]] = {
+    "id": str,
+    "name": str,
+    "state": str,
+    "private_ip": str,
+    "config": _CONFIG,
+    "incomplete_config": _CONFIG,
+    "events": [{"request": {"exit_event": {}, "MonitorEvent": {"exit_event": {}}}}],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,29 @@ def free_port(taken: Container[int], drawn: int) -> int:
         hint="end sandboxes, or set backends.fly.reach: private",
         backend="fly",
     )
+
+
+def wrong_part(machine: Any) -> str | None:
+    """Return the path of a part that has another type than it is read as here; None if all are
+    right. A part that is missing or null is right, except in a list.
+    """
+    found = _wrong(machine, _MACHINE, "")
+    return None if found is None else found or "machine"
+
+
+def _wrong(value: Any, kind: Any, path: str) -> str | None:
+    parts: Iterable[tuple[Any, Any, str]]
+    if isinstance(kind, dict) and isinstance(value, dict):
+        parts = (
+            (value[key], part, f"{path}.{key}".lstrip("."))
+            for key, part in kind.items()
+            if value.get(key) is not None
+        )
+    elif isinstance(kind, list) and isinstance(value, list):
+        parts = ((one, kind[0], f"{path}[]") for one in value)
+    else:
+        return None if kind is str and isinstance(value, str) else path
+    return next((found for part in parts if (found := _wrong(*part)) is not None), None)
 
 
 def service_port(machine: Mapping[str, Any]) -> int | None:

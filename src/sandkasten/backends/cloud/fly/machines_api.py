@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import aiohttp
 
+from sandkasten.backends.cloud.fly import machine_request
 from sandkasten.backends.cloud.provider import is_machine_id
 from sandkasten.backends.cloud.provider_errors import plain
 from sandkasten.model.retries import retry_after_s
@@ -95,13 +96,14 @@ class MachinesApi:
     async def machines(self, *, summary: bool) -> list[Mapping[str, Any]]:
         """Return the machines of the app; a summary has no configuration."""
         query = {"summary": "true"} if summary else {}
-        return _mappings(await self._ask("GET", f"{self._app}/machines", query=query))
+        found = await self._ask("GET", f"{self._app}/machines", query=query)
+        return [_checked(one) for one in _mappings(found)]
 
     async def create(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _mapping(await self._ask("POST", f"{self._app}/machines", body=body))
+        return _checked(await self._ask("POST", f"{self._app}/machines", body=body))
 
     async def machine(self, machine_id: str) -> Mapping[str, Any]:
-        return _mapping(await self._ask("GET", self._machine(machine_id)))
+        return _checked(await self._ask("GET", self._machine(machine_id)))
 
     async def wait_until_started(self, machine_id: str, timeout_s: int) -> None:
         query = {"state": "started", "timeout": str(max(1, min(timeout_s, LONGEST_WAIT_S)))}
@@ -166,8 +168,8 @@ class MachinesApi:
         try:
             # A list of a thousand machines takes a while.
             return await asyncio.to_thread(json.loads, bytes(content))
-        except ValueError as exc:
-            raise Unanswered("the answer is not JSON") from exc
+        except (ValueError, RecursionError) as exc:
+            raise Unanswered("the answer is not JSON, or too deep") from exc
 
 
 def _authorization(token: str) -> str:
@@ -180,7 +182,7 @@ def _refusal(status: int, content: bytearray, headers: Mapping[str, str]) -> Ref
     try:
         told = json.loads(content)
         message, reason = plain(told.get("error") or ""), plain(told.get("status") or "")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         pass
     # A clock that differs from ours would turn a date into any time at all.
     wanted_s = retry_after_s({**headers, "Retry-After": _duration(headers)}, time.time())
@@ -190,6 +192,14 @@ def _refusal(status: int, content: bytearray, headers: Mapping[str, str]) -> Ref
 def _duration(headers: Mapping[str, str]) -> str:
     value = headers.get("Retry-After", "")
     return value if value.strip().replace(".", "", 1).isdigit() else ""
+
+
+def _checked(answer: Any) -> Mapping[str, Any]:
+    """Return a machine of whose parts all that are read have the right type."""
+    wrong = machine_request.wrong_part(answer)
+    if wrong is not None:
+        raise Unanswered(f"{wrong} of a machine has another type than it should")
+    return _mapping(answer)
 
 
 def _mapping(answer: Any) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from google.protobuf.message import DecodeError
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from modal import exception
 from modal_proto.api_pb2 import RPCRetryPolicy
@@ -24,6 +25,9 @@ CALL_ERRORS: Final = (
     ProtocolError,
     OSError,
     TimeoutError,
+    # How it fails at an answer that is not a message, or is compressed.
+    DecodeError,
+    RuntimeError,
 )
 """What a call of the SDK raises when it fails."""
 
@@ -48,7 +52,8 @@ def translated(exc: BaseException, image: str = "") -> SandkastenError:
             hint="name an image for linux/amd64 in a registry that Modal can read",
             image=image,
         )
-    if isinstance(exc, exception.InvalidError):
+    # The SDK says the same of a request and of an answer; only a create has a choice of values.
+    if isinstance(exc, exception.InvalidError) and image:
         return InvalidRequest(
             f"Modal does not accept the sandbox: {told}",
             hint="correct the image, the limits or backends.modal.region",

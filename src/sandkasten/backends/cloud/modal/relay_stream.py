@@ -85,7 +85,7 @@ class RelayStream:
                 self._process.stdin.write_eof()
                 await self._process.stdin.drain.aio()
         # Left to the garbage collector, its end would be an error that no one handles.
-        with contextlib.suppress(*CALL_ERRORS, RuntimeError):
+        with contextlib.suppress(*CALL_ERRORS):
             async with asyncio.timeout(_CLOSE_S):
                 await self._output.aclose()
 
