@@ -84,6 +84,9 @@ async def serving(
         server_header=False,
         http=guarded(server.rules),
         access_log=False,
+        # The daemon's default. The first check of a response reads the whole specification in this
+        # loop, which takes longer than uvicorn's 5 s on a busy machine.
+        timeout_keep_alive=75,
     )
     running = uvicorn.Server(config)
     running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
