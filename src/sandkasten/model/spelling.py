@@ -1,4 +1,6 @@
-"""Names as people write them: the nearest known spelling for hints, and wildcards."""
+"""Names as people write them: the nearest known spelling for hints, and wildcards. Strings of other
+programs as messages repeat them.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,13 @@ def shown(text: str, limit: int = 80) -> str:
     """Return a caller's string for a message: short, printable, unambiguous."""
     cut = text if len(text) <= limit else text[:limit] + "…"
     return repr(cut)
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Return the beginning of another program's string as one line without control characters."""
+    # Twice what is shown, because spaces are joined; the rest need not be looked at.
+    words = "".join(one if one.isprintable() else " " for one in text[: 2 * limit]).split()
+    return " ".join(words)[:limit]
 
 
 def wildcard_match(pattern: str, text: str) -> bool:

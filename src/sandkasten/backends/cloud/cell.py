@@ -11,6 +11,7 @@ from sandkasten.backends.cloud import provider_errors
 from sandkasten.backends.gate import tls_stream
 from sandkasten.errors import Busy, SandboxLost
 from sandkasten.model.sandbox.usage import Usage
+from sandkasten.model.spelling import one_line
 from sandkasten.wire.byte_streams import PrefixedStream
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class CloudCell:
                     self.id, f"{self._provider.traits.title} has no such machine"
                 )
         return Busy(
-            f"sandbox {self.id} does not answer: {provider_errors.plain(why)}",
+            f"sandbox {self.id} does not answer: {one_line(why)}",
             hint="try again, or destroy it",
         )
 

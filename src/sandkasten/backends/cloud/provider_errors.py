@@ -1,18 +1,17 @@
 """Named errors for the answers of providers. Pure.
 
-Clients and logs show what a provider or a machine said, so it is repeated only through `plain`.
+Clients and logs show what a provider or a machine said, so it is repeated only through `one_line`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, Busy, SandboxLost
+from sandkasten.model.spelling import one_line
 
 if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
-
-_SHOWN: Final = 300
 
 
 def unauthorized(backend: str, title: str, variable: str, told: str = "") -> BackendUnavailable:
@@ -48,18 +47,10 @@ def outage(backend: str, title: str, told: str = "") -> BackendUnavailable:
 
 def lost(sandbox_id: SandboxId | str, why: str) -> SandboxLost:
     return SandboxLost(
-        f"sandbox {plain(sandbox_id)} is gone: {plain(why)}", hint="create a new one"
+        f"sandbox {one_line(sandbox_id)} is gone: {one_line(why)}", hint="create a new one"
     )
 
 
-def plain(told: object) -> str:
-    """Return the beginning of a foreign string as one line, without control characters."""
-    # Twice what is shown, because spaces are joined; the rest need not be looked at.
-    text = str(told)[: 2 * _SHOWN]
-    words = "".join(one if one.isprintable() else " " for one in text).split()
-    return " ".join(words)[:_SHOWN]
-
-
 def _because(told: str) -> str:
-    found = plain(told)
+    found = one_line(told)
     return f": {found}" if found else ""

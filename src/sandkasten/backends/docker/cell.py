@@ -13,7 +13,6 @@ from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import container_usage, probe, resource_names
-from sandkasten.backends.docker.engine import response_checks
 from sandkasten.backends.docker.engine.engine_client import Refused, translated
 from sandkasten.backends.docker.engine.exec_stream import ExecStream
 from sandkasten.errors import (
@@ -26,6 +25,7 @@ from sandkasten.errors import (
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID
 from sandkasten.model.sandbox.inspection import created_without_inspection
 from sandkasten.model.sandbox.limits import Unenforced
+from sandkasten.model.spelling import one_line
 from sandkasten.wire.byte_streams import PrefixedStream
 from sandkasten.wire.frame_codec import FROM_RUNNER, Decoder
 from sandkasten.wire.unix_socket import connect_unix
@@ -215,7 +215,7 @@ class DockerCell:
                 hint="its processes have used up pids_limit or memory; try again, or destroy it",
             )
         return Busy(
-            f"sandbox {self.id} does not answer: {response_checks.printable(why, 300)}",
+            f"sandbox {self.id} does not answer: {one_line(why)}",
             hint="try again, or destroy it",
         )
 

@@ -19,6 +19,7 @@ from sandkasten.errors import (
     SandkastenError,
     Unauthorized,
 )
+from sandkasten.model.spelling import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -336,5 +337,4 @@ def _joined(why: str, source: Mapping[str, Any]) -> str:
 
 
 def _said(source: Mapping[str, Any]) -> str:
-    text = " ".join(str(source.get("message") or "").split())
-    return "".join(letter for letter in text if letter.isprintable())[:_SAID_CHARS]
+    return one_line(str(source.get("message") or ""), _SAID_CHARS)

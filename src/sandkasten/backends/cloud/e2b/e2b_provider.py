@@ -33,6 +33,7 @@ from sandkasten.errors import (
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId, host_label, is_sandbox_id
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
+from sandkasten.model.spelling import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -315,7 +316,7 @@ async def _exit_code(ended: asyncio.Future[Any]) -> int:
 
 
 def _gate_ended(code: int, said: str) -> BackendUnavailable:
-    told = provider_errors.plain(said) or "it said nothing"
+    told = one_line(said) or "it said nothing"
     return BackendUnavailable(
         f"the gate ended in the sandbox with status {code}: {told}",
         hint="use a template with a user root; if its processors differ from this machine's, "
@@ -374,7 +375,7 @@ def _of_status(exc: e2b.SandboxException, image: str) -> SandkastenError:
     told = str(exc)
     if image and _is_about_template(exc.status_code, told, image):
         return ImageNotFound(
-            f"E2B has no template {image}: {provider_errors.plain(told)}",
+            f"E2B has no template {image}: {one_line(told)}",
             hint=f"name another template than {image} as the image, or correct "
             "backends.e2b.template and backends.e2b.templates",
             image=image,

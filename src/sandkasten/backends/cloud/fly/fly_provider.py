@@ -27,6 +27,7 @@ from sandkasten.errors import BackendUnavailable, InvalidImage, SandkastenError
 from sandkasten.model.addresses import is_address
 from sandkasten.model.retries import Backoff
 from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten.model.spelling import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -207,8 +208,7 @@ class FlyProvider:
                 if machine is None or machine_request.has_ended(machine):
                     why = "it vanished" if machine is None else machine_request.end_of(machine)
                     raise BackendUnavailable(
-                        f"the machine of sandbox {sandbox_id} did not start: "
-                        f"{provider_errors.plain(why)}",
+                        f"the machine of sandbox {sandbox_id} did not start: {one_line(why)}",
                         hint=f"the image must have our programs in {self._options.programs}; "
                         f"run fly logs -a {self._options.app}",
                         backend=self.name,

@@ -18,8 +18,8 @@ import aiohttp
 
 from sandkasten.backends.cloud.fly import machine_request
 from sandkasten.backends.cloud.provider import is_machine_id
-from sandkasten.backends.cloud.provider_errors import plain
 from sandkasten.model.retries import retry_after_s
+from sandkasten.model.spelling import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,7 +140,7 @@ class MachinesApi:
         except ssl.SSLError as exc:
             raise Unanswered(f"no secure connection: {exc.reason or 'TLS'}") from exc
         except (OSError, aiohttp.ClientError) as exc:
-            raise Unanswered(plain(exc) or type(exc).__name__) from exc
+            raise Unanswered(one_line(str(exc)) or type(exc).__name__) from exc
 
     async def _send(
         self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None
@@ -181,7 +181,7 @@ def _refusal(status: int, content: bytearray, headers: Mapping[str, str]) -> Ref
     message = reason = ""
     try:
         told = json.loads(content)
-        message, reason = plain(told.get("error") or ""), plain(told.get("status") or "")
+        message, reason = (one_line(str(told.get(key) or "")) for key in ("error", "status"))
     except (ValueError, AttributeError, RecursionError):
         pass
     # A clock that differs from ours would turn a date into any time at all.

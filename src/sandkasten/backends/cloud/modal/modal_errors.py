@@ -12,6 +12,7 @@ from modal_proto.api_pb2 import RPCRetryPolicy
 from sandkasten.backends.cloud import provider_errors
 from sandkasten.backends.cloud.modal.modal_options import VARIABLES
 from sandkasten.errors import ImageNotFound, InvalidRequest
+from sandkasten.model.spelling import one_line
 
 if TYPE_CHECKING:
     from sandkasten.errors import SandkastenError
@@ -41,7 +42,7 @@ def needs_new_session(exc: BaseException) -> bool:
 
 def translated(exc: BaseException, image: str = "") -> SandkastenError:
     """Return the error for a failed call. `image`: the one that a machine was to have."""
-    told = provider_errors.plain(exc) or type(exc).__name__
+    told = one_line(str(exc)) or type(exc).__name__
     if isinstance(exc, exception.AuthError | exception.PermissionDeniedError):
         return provider_errors.unauthorized(NAME, TITLE, VARIABLES, told)
     if isinstance(exc, exception.ResourceExhaustedError):

@@ -27,6 +27,7 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
 )
+from sandkasten.model.spelling import one_line
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -59,7 +60,7 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
-        self.message = response_checks.printable(message, 600)
+        self.message = one_line(message, 600)
 
     @property
     def not_there(self) -> bool:
@@ -386,7 +387,7 @@ class EngineClient:
                     raise Refused(500, str(line["error"]))
                 detail = line.get("progressDetail") or {}
                 if line.get("status") == "Downloading" and detail.get("total"):
-                    step = f"layer {response_checks.printable(str(line.get('id')), 64)}"
+                    step = f"layer {one_line(str(line.get('id')), 64)}"
                     report(step, int(detail.get("current") or 0), int(detail["total"]))
 
     # ---- the connection
@@ -458,8 +459,7 @@ class EngineClient:
 
     def _away(self, why: str) -> BackendUnavailable:
         error = BackendUnavailable(
-            f"the Docker Engine at {self.address.shown} does not answer: "
-            f"{response_checks.printable(why, 300)}",
+            f"the Docker Engine at {self.address.shown} does not answer: {one_line(why)}",
             hint="check that dockerd runs there and that this user may connect to it; its "
             "sandboxes are available again when it answers",
             backend=self._backend,

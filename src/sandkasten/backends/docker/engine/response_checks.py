@@ -27,11 +27,6 @@ def mapping(found: Any) -> Mapping[str, Any]:
     return found
 
 
-def printable(text: str, most: int) -> str:
-    """Return its text as one line without control characters."""
-    return "".join(one if one.isprintable() else " " for one in text[:most]).strip()
-
-
 def strings(found: Any) -> Sequence[str]:
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise TypeError("not a list of strings")

@@ -20,6 +20,7 @@ import aiohttp
 from sandkasten.backends.kubernetes.api.pod_stream import PodStream
 from sandkasten.errors import BackendUnavailable
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.spelling import one_line
 
 if TYPE_CHECKING:
     import ssl
@@ -37,7 +38,6 @@ _PAGE: Final = 500
 _METADATA_ONLY: Final = (
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 )
-_SAID_CHARS: Final = 300
 _SERVER_FAILS: Final = 500
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _GONE = 401, 403, 404, 409, 410
 _TOO_LARGE, _MANY = 413, 429
@@ -323,7 +323,7 @@ class ClusterClient:
         query = {"fieldSelector": f"involvedObject.name={name}", "limit": str(_PAGE)}
         found = (await self._call("GET", await self._path("events"), query=query)).get("items")
         told = sorted(found or (), key=lambda one: str(one.get("lastTimestamp") or ""))
-        return [(str(one.get("reason")), _printable(str(one.get("message")))) for one in told]
+        return [(str(one.get("reason")), one_line(str(one.get("message")))) for one in told]
 
     async def aclose(self) -> None:
         """Close the connections, also those of other clients that share them."""
@@ -436,7 +436,7 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
 
 
 def _error(status: int, told: Mapping[str, Any], server: str, namespace: str) -> Exception:
-    message = _printable(str(told.get("message") or f"status {status}"))
+    message = one_line(str(told.get("message") or f"status {status}"))
     if status == _UNAUTHORIZED:
         return BackendUnavailable(
             "the API server of the cluster does not accept our credentials",
@@ -456,16 +456,10 @@ def _error(status: int, told: Mapping[str, Any], server: str, namespace: str) ->
 
 
 def _away(server: str, exc: BaseException) -> BackendUnavailable:
-    why = "it did not answer in time" if isinstance(exc, TimeoutError) else _printable(str(exc))
+    why = "it did not answer in time" if isinstance(exc, TimeoutError) else one_line(str(exc))
     return BackendUnavailable(
         f"the API server {server} does not answer: {why or type(exc).__name__}",
         hint="check backends.kubernetes.kubeconfig and the cluster; running sandboxes go on "
         "without it",
         backend="kubernetes",
     )
-
-
-def _printable(text: str) -> str:
-    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[
-        :_SAID_CHARS
-    ]
