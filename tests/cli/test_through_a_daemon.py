@@ -245,3 +245,20 @@ def test_a_list_of_backends_that_fails_is_shown_with_the_reason_of_each(cli, tmp
     check()
     with served(tmp_path / "data", backend="local", **rules):
         check()
+
+
+@pytest.mark.promise("P119")
+def test_the_address_of_an_engine_is_shown_to_the_operator_alone(cli, tmp_path, monkeypatch):
+    socket = f"{tmp_path}/none.sock"
+    engine = {"DOCKER_HOST": f"unix://{socket}"}
+    for name, value in (*engine.items(), ("SANDKASTEN_BACKEND", "local")):
+        monkeypatch.setenv(name, value)
+    here = cli("create", "--backend", "docker")
+    assert here.status == 125
+    assert f"\nnote: it is at {socket}: " in here.err
+    with served(tmp_path / "data", backend="local", **engine):
+        there = cli("create", "--backend", "docker")
+    assert there.err.startswith("error: the Docker Engine does not answer: ")
+    assert "No such file or directory" in there.err
+    assert "\nhint: check that dockerd runs there" in there.err
+    assert socket not in there.err

@@ -73,6 +73,7 @@ async def test_without_a_list_an_engine_that_is_away_is_an_error(tmp_path):
         assert await engine.list(all=True) == []
 
 
+@pytest.mark.promise("P119")
 async def test_an_engine_that_is_away_is_degraded_until_it_is_back(tmp_path):
     async with without_engine(tmp_path) as engine:
         await engine.sweep()
@@ -83,6 +84,9 @@ async def test_an_engine_that_is_away_is_degraded_until_it_is_back(tmp_path):
         (away,) = engine.degraded()
         assert (away.details["backend"], "No such file" in away.message) == ("dagger", True)
         assert "start the engine" in away.hint
+        assert "nothing.sock" not in f"{away} {away.details}"
+        assert "nothing.sock" in away.operator_message
+        assert "nothing.sock" in (await engine.probe("dagger")).reason
         listener = await asyncio.start_unix_server(
             lambda _, writer: writer.close(), f"{tmp_path}/nothing.sock"
         )

@@ -36,6 +36,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.wire.channel import Channel
 from tests.kubernetes.fake_cluster import FakeCluster
+from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -412,3 +413,18 @@ async def test_a_create_has_time_for_each_pod_that_it_starts(
     assumed._tried.clear()
     times_s = [one.create_timeout_s() for one in (tried, assumed, checked)]
     assert [second - first for first, second in itertools.pairwise(times_s)] == [100.0, 100.0]
+
+
+@pytest.mark.promise("P119")
+async def test_an_error_of_a_cluster_that_is_away_has_its_reason_and_doctor_its_address(
+    cluster: FakeCluster, opened: Callable[..., KubernetesBackend]
+):
+    cluster.url = f"http://127.0.0.1:{free_port()}"
+    backend = opened(kubeconfig=str(cluster.kubeconfig()))
+    with pytest.raises(BackendUnavailable, match="API server of the cluster does not") as caught:
+        await backend.owned()
+    assert "Connect call failed" in caught.value.message
+    assert "kubeconfig" in caught.value.hint
+    assert "127.0.0.1" not in f"{caught.value} {caught.value.details}"
+    assert cluster.url in caught.value.operator_message
+    assert cluster.url in (await backend.probe()).reason

@@ -158,12 +158,15 @@ def put_sandboxes(
 
 
 def error_body(error: SandkastenError) -> dict[str, Any]:
-    """Return the error body of the public contract."""
+    """Return the error body of the public contract. Of an error of this process it has the notes,
+    too: the user is the operator.
+    """
+    message = error.operator_message
     return {
         "error_code": error.code,
-        "error": error.message,
+        "error": message,
         "code": error.code,
-        "message": error.message,
+        "message": message,
         "hint": error.hint,
         "retryable": error.retryable,
         "details": error.details,
@@ -179,6 +182,9 @@ def report(error: SandkastenError, *, as_json: bool) -> None:
     tell("error", _message(error))
     if error.hint:
         tell("hint", error.hint)
+    # Of this process, whose user is the operator: a daemon sends none.
+    for note in getattr(error, "__notes__", ()):
+        tell("note", note)
     if "daemon" in error.details and error.code in _DIFFERS_HERE:
         daemon = error.details["daemon"]
         tell("note", f"answered by the daemon at {daemon}; --embedded uses this process instead")

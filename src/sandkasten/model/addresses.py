@@ -1,9 +1,18 @@
-"""Network addresses: whether one means this machine, and whether one is public. Pure."""
+"""Network addresses: whether one means this machine, whether one is public, and text without any.
+Pure.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from typing import Final
+import re
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from sandkasten.model import lazy_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # The same as in runner/src/egress/addresses.rs, which decides.
 CLOSED_V4: Final = tuple(
@@ -19,6 +28,11 @@ _PUBLIC_V6: Final = ipaddress.IPv6Network("2000::/3")
 _CLOSED_V6: Final = tuple(
     ipaddress.IPv6Network(one) for one in ("2001::/23", "2001:db8::/32", "3fff::/20")
 )  # fmt: skip
+_IN_TEXT: Final = lazy_pattern.compile(
+    r"[a-z][a-z0-9+.-]*://[^\s'\"\])]+"
+    r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.])"
+    r"|\[[0-9a-f:]*:[0-9a-f:.]*\](?::\d+)?|(?<![\w:])[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){3,7}(?![\w:])"
+)
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -68,3 +82,19 @@ def holds_public(network: str) -> bool:
         closed = any(found.subnet_of(one) for one in _CLOSED_V6)
         return found.overlaps(_PUBLIC_V6) and not closed
     return not any(found.subnet_of(one) for one in CLOSED_V4)
+
+
+def without_addresses(text: str, known: Iterable[str]) -> str:
+    """Return a message without URLs, IP addresses and these addresses, or parts of them."""
+    parts = {part for one in known for part in (one, *_parts(one)) if len(part) > 1}
+    for part in sorted(parts, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w-]){re.escape(part)}(?![\w-])", "\u2026", text)
+    return _IN_TEXT.sub("\u2026", text)
+
+
+def _parts(address: str) -> tuple[str, ...]:
+    try:
+        split = urlsplit(address)
+        return split.netloc, split.netloc.rpartition("@")[2], split.hostname or "", split.path
+    except ValueError:
+        return ()

@@ -329,7 +329,7 @@ class DaggerBackend:
             session = self._session(network)
             await self._check_class(network, session)
         except SandkastenError as exc:
-            return Requirement(name, False, exc.message, exc.hint)
+            return Requirement(name, False, exc.operator_message, exc.hint)
         return Requirement(name, True, f"{session.version} at {address}")
 
     def _library(self) -> Requirement:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from sandkasten.disk.child_process import start_child
 from sandkasten.disk.cleanup import finish
 from sandkasten.errors import BackendUnavailable
+from sandkasten.model.addresses import without_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,7 +159,7 @@ class EngineSession:
                 line = await child.reader.readline()
         except TimeoutError as exc:
             await finish(_kill(child))
-            what = f"the Dagger Engine at {self.address} did not answer within {self._start_s:g} s"
+            what = f"the Dagger Engine did not answer within {self._start_s:g} s"
             raise self.failure(what, "check the address and that the engine runs") from exc
         except BaseException:
             await finish(_kill(child))
@@ -167,9 +168,11 @@ class EngineSession:
         if "ready" not in said:
             await finish(_kill(child))
             why = _line(str(said.get("failed") or "the session ended at once"))
-            raise self.failure(
-                f"no session with the Dagger Engine at {self.address}: {why}",
+            raise _failure(
+                self.address,
+                f"no session with the Dagger Engine: {without_addresses(why, [self.address])}",
                 "check that the engine runs, backends.dagger.engines and backends.dagger.cli",
+                why,
             )
         self.version = str(said["ready"])
         self.started += 1
@@ -242,15 +245,20 @@ async def check_listening(address: str) -> None:
 
 
 def _lost(address: str, said: str) -> BackendUnavailable:
+    why = _line(said)
     return _failure(
         address,
-        f"the Dagger Engine at {address} failed: {_line(said)}",
+        f"the Dagger Engine failed: {without_addresses(why, [address])}",
         "start the engine, or correct backends.dagger.engines, then retry",
+        why,
     )
 
 
-def _failure(address: str, what: str, hint: str) -> BackendUnavailable:
-    return BackendUnavailable(what, hint=hint, backend="dagger", engine=address)
+def _failure(address: str, what: str, hint: str, why: str = "") -> BackendUnavailable:
+    """Return an error without the address, which is a note, for the log and `doctor`."""
+    error = BackendUnavailable(what, hint=hint, backend="dagger")
+    error.add_note(f"it is at {address}: {why}" if why else f"it is at {address}")
+    return error
 
 
 async def _kill(child: ChildProcess) -> None:

@@ -119,7 +119,7 @@ class KubernetesBackend:
             lines = await cluster_requirements.of_cluster(self._client, self._options)
             lines += await self.permissions()
         except SandkastenError as exc:
-            lines = [Requirement("API server", False, exc.message, exc.hint)]
+            lines = [Requirement("API server", False, exc.operator_message, exc.hint)]
         bad = next((one for one in lines if one.required and not one.ok), None)
         return Readiness(
             bad is None,

@@ -89,7 +89,7 @@ class TenantNamespaces:
         try:
             lines = await self._at(namespace).permissions()
         except BackendUnavailable as exc:
-            lines = [Requirement("permissions", False, exc.message, exc.hint)]
+            lines = [Requirement("permissions", False, exc.operator_message, exc.hint)]
         return [
             replace(one, name=f"{one.name} in {namespace}", required=False)
             for one in lines

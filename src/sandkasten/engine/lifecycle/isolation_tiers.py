@@ -251,7 +251,8 @@ class TierSurvey:
                 plan = await self._planner.plan(wanted)
                 create_ms = await self._create_ms(wanted) if measure else None
         except SandkastenError as exc:
-            return _missing(name or backend, backend, exc.message, exc.hint, default=default)
+            reason = exc.operator_message
+            return _missing(name or backend, backend, reason, exc.hint, default=default)
         if not found.ready:
             return _missing(name or backend, backend, found.reason, found.remedy, default=default)
         return Tier(

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.addresses import is_loopback
+from sandkasten.model.addresses import is_loopback, without_addresses
 from sandkasten.model.backends.docker_engines import DOCKER, ENGINE_PREFIX, settings_section
 
 if TYPE_CHECKING:
@@ -170,15 +170,15 @@ def _wrong(text: str, hint: str) -> InvalidConfiguration:
     )
 
 
-def without_address(error: BackendUnavailable, backend: str) -> BackendUnavailable:
-    """Return the error of a named engine with its name instead of its address, which tenants need
-    not know. The original message is a note, for the log and `doctor`.
+def no_answer(address: EngineAddress, why: str, hint: str) -> BackendUnavailable:
+    """Return the error of an engine that does not answer, with its name and without its address,
+    which tenants need not know. The address is a note, for the log and `doctor`.
     """
-    if not backend.startswith(ENGINE_PREFIX):
-        return error
-    name = backend.removeprefix(ENGINE_PREFIX)
-    named = BackendUnavailable(
-        f"the Docker Engine {name} does not answer", hint=error.hint, backend=backend
+    name = address.backend.removeprefix(ENGINE_PREFIX)
+    called = "the Docker Engine" if name == DOCKER else f"the Docker Engine {name}"
+    reason = without_addresses(why, [address.shown, address.path, address.host])
+    error = BackendUnavailable(
+        f"{called} does not answer: {reason}", hint=hint, backend=address.backend
     )
-    named.add_note(error.operator_message)
-    return named
+    error.add_note(f"it is at {address.shown}: {why}")
+    return error

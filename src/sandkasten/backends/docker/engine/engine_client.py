@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.backends.docker.engine import response_checks
-from sandkasten.backends.docker.engine.engine_address import without_address
+from sandkasten.backends.docker.engine.engine_address import no_answer
 from sandkasten.backends.docker.engine.engine_pulse import EngineHealthCheck
 from sandkasten.backends.docker.engine.ssh_tunnel import Tunnel
 from sandkasten.errors import (
@@ -102,7 +102,6 @@ class EngineClient:
 
     def __init__(self, address: EngineAddress, timeout_s: float = 60.0) -> None:
         self.address = address
-        self._backend = address.backend
         self._timeout_s = timeout_s
         self._docker: aiodocker.Docker | None = None
         self._tunnel = Tunnel(address) if address.kind == "ssh" else None
@@ -414,7 +413,7 @@ class EngineClient:
                 try:
                     docker = await self._connected()
                 except BackendUnavailable as exc:
-                    raise without_address(exc, self._backend) from exc
+                    raise no_answer(self.address, exc.message, exc.hint) from exc
                 yield docker
         except aiodocker.DockerError as exc:
             if exc.status == _UNREACHABLE:
@@ -458,13 +457,12 @@ class EngineClient:
         return aiohttp.TCPConnector(ssl=context, limit=0), url
 
     def _away(self, why: str) -> BackendUnavailable:
-        error = BackendUnavailable(
-            f"the Docker Engine at {self.address.shown} does not answer: {one_line(why)}",
-            hint="check that dockerd runs there and that this user may connect to it; its "
-            "sandboxes are available again when it answers",
-            backend=self._backend,
+        return no_answer(
+            self.address,
+            one_line(why),
+            "check that dockerd runs there and that this user may connect to it; its sandboxes are "
+            "available again when it answers",
         )
-        return without_address(error, self._backend)
 
 
 def tls_context(tls: Tls, section: str) -> ssl.SSLContext:

@@ -20,6 +20,7 @@ import aiohttp
 from sandkasten.backends.kubernetes.api.pod_stream import PodStream
 from sandkasten.errors import BackendUnavailable
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.addresses import without_addresses
 from sandkasten.model.spelling import one_line
 
 if TYPE_CHECKING:
@@ -447,19 +448,27 @@ def _error(status: int, told: Mapping[str, Any], server: str, namespace: str) ->
         # The database of the cluster takes less than the server does.
         return ApiRefused(_TOO_LARGE, "RequestEntityTooLarge", message, namespace)
     if status >= _SERVER_FAILS or status == _MANY:
-        return BackendUnavailable(
-            f"the API server {server} fails: {message}",
-            hint="try again; running sandboxes go on without it",
-            backend="kubernetes",
-        )
+        return _no_answer(server, "fails", message, "try again; running sandboxes go on without it")
     return ApiRefused(status, str(told.get("reason") or ""), message, namespace)
 
 
 def _away(server: str, exc: BaseException) -> BackendUnavailable:
     why = "it did not answer in time" if isinstance(exc, TimeoutError) else one_line(str(exc))
-    return BackendUnavailable(
-        f"the API server {server} does not answer: {why or type(exc).__name__}",
-        hint="check backends.kubernetes.kubeconfig and the cluster; running sandboxes go on "
-        "without it",
+    return _no_answer(
+        server,
+        "does not answer",
+        why or type(exc).__name__,
+        "check backends.kubernetes.kubeconfig and the cluster; running sandboxes go on without it",
+    )
+
+
+def _no_answer(server: str, what: str, why: str, hint: str) -> BackendUnavailable:
+    """Return an error without the address, which is a note, for the log and `doctor`."""
+    error = BackendUnavailable(
+        f"the API server of the cluster {what}: {without_addresses(why, [server])}",
+        hint=hint,
         backend="kubernetes",
     )
+    if server:
+        error.add_note(f"it is at {server}: {why}")
+    return error
