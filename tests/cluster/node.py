@@ -35,7 +35,7 @@ _SERVES_KUBELETS = b"Start streaming server"
 _BRIDGED = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 _NETWORK = """
 set -e
-node=$1 address=$2 subnet=$3 link=$4
+node=$1 address=$2 subnet=$3 link=$4 ethernet=$5
 ip netns add "$node"
 ip link add "$node" type veth peer name eth0 netns "$node"
 ip addr add "$link.1/30" dev "$node"
@@ -43,15 +43,18 @@ ip link set "$node" up
 ip route add "$subnet" via "$link.2"
 exec nsenter --net="/run/netns/$node" sh -ec '
     ip link set lo up
-    ip link add pods type bridge
+    ip link add pods address "$4" type bridge
     ip addr add "$1/${2#*/}" dev pods
     ip link set pods up
     ip addr add "$3.2/30" dev eth0
     ip link set eth0 up
     ip route add default via "$3.1" src "$1"
     echo 1 >/proc/sys/net/ipv4/ip_forward
-' sh "$address" "$subnet" "$link"
+' sh "$address" "$subnet" "$link" "$ethernet"
 """
+# Without an address of its own, a bridge takes the lowest one of its ports. When that port leaves,
+# Pods send to an address that is gone, until the node sends something to them.
+_BRIDGE_ADDRESS = "02:00:00:00:00:01"
 # Images stay although no Pod uses them yet, and a full disk of the host evicts no Pod.
 _KUBELET = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -132,7 +135,8 @@ class Node:
         (self.folder / "net.d" / "pods.conflist").write_text(json.dumps(self._cni_config()))
         (self.folder / "kubelet.json").write_text(json.dumps(self._kubelet_config()))
         link = f"169.254.{self.number}"
-        self.machine.run("sh", "-c", _NETWORK, "sh", self.name, self.address, self.subnet, link)
+        words = (self.name, self.address, self.subnet, link, _BRIDGE_ADDRESS)
+        self.machine.run("sh", "-c", _NETWORK, "sh", *words)
         # One tree (version 2), or one for each controller.
         whole = (_CGROUPS / "cgroup.procs").exists()
         for hierarchy in (_CGROUPS,) if whole else _CGROUPS.iterdir():
@@ -163,10 +167,14 @@ class Node:
         """Start another program in the network of the node."""
         return self.machine.start(self._entering(words), self.folder / log)
 
+    def run(self, *words: str) -> str:
+        """Run a program in the network of the node to its end; return its output."""
+        return self.machine.run(*self._entering([*words]))
+
     def start_policy_controller(self, kubeconfig: Path) -> None:
         """Start what enforces every NetworkPolicy for the Pods of this node."""
         # Between Pods of one node too, whose packets only pass the bridge.
-        self.machine.run(*self._entering(["sh", "-c", f"echo 1 >{_BRIDGED}"]))
+        self.run("sh", "-c", f"echo 1 >{_BRIDGED}")
         words = [str(programs.policy_controller()), str(kubeconfig), self.name, SERVICES]
         self._policies = self.machine.start(
             self._entering(words),
@@ -185,8 +193,8 @@ class Node:
     def stop_policy_controller(self) -> None:
         """End it, and remove its rules."""
         self.kill_policy_controller()
-        self.machine.run(*self._entering(["iptables", "--flush"]))
-        self.machine.run(*self._entering(["iptables", "--delete-chain"]))
+        self.run("iptables", "--flush")
+        self.run("iptables", "--delete-chain")
 
     def _entering(self, words: list[str]) -> list[str]:
         return ["nsenter", f"--net=/run/netns/{self.name}", "--", *words]

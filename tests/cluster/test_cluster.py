@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
@@ -108,6 +109,23 @@ def test_a_pod_reaches_a_pod_of_the_other_node(cluster, api):
         words = ["sh", "-c", listen, other["status"]["podIP"]]
         done = api.run_in(one["metadata"]["name"], words)
         assert (done.stdout, done.code) == (f"{other['metadata']['name']}\n".encode(), 0)
+
+
+def test_the_bridge_of_a_node_keeps_its_address_when_pods_come_and_go(cluster):
+    node = cluster.nodes[0]
+
+    def ethernet() -> str:
+        (bridge,) = json.loads(node.run("ip", "-json", "link", "show", "pods"))
+        return bridge["address"]
+
+    before = ethernet()
+    lowest = ("ip", "link", "add", "lowest", "address", "00:00:00:00:00:01")
+    node.run(*lowest, "type", "veth", "peer", "name", "peer")
+    try:
+        node.run("ip", "link", "set", "lowest", "master", "pods")
+        assert ethernet() == before
+    finally:
+        node.run("ip", "link", "del", "lowest")
 
 
 def test_exec_returns_output_input_and_exit_code(api):
