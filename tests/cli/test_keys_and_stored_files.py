@@ -204,12 +204,13 @@ def test_a_database_in_use_is_not_opened_twice(tmp_path, cli):
         ("files", "ls"),
         ("key", "create"),
         ("key", "ls"),
+        # In a process of its own: a daemon lowers limits of its process, which cannot be undone.
         ("serve",),
     ],
     ids=" ".join,
 )
-def test_a_full_data_directory_is_a_named_error(full_disk, cli, words):
-    done = cli(*words)
-    assert (done.status, done.out) == (125, "")
-    assert done.err.startswith("error: the disk of the daemon's database is full")
-    assert "hint: free space" in done.err
+def test_a_full_data_directory_is_a_named_error(full_disk, process, words):
+    done = process(*words)
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert done.stderr.startswith(b"error: the disk of the daemon's database is full")
+    assert b"hint: free space" in done.stderr
