@@ -199,6 +199,17 @@ async def test_the_gate_ends_with_the_runner(entry: Entry):
     await channel.aclose()
 
 
+async def test_a_connection_to_a_gate_that_does_not_answer_is_closed_too(entry: Entry):
+    stream = await entry.connect()
+    connection = stream._writer.get_extra_info("socket")
+    entry.gate.send_signal(signal.SIGSTOP)
+    try:
+        await stream.aclose()
+        assert connection.fileno() == -1
+    finally:
+        entry.gate.send_signal(signal.SIGCONT)
+
+
 def test_the_runner_copies_itself_whole(tmp_path: Path):
     program = Programs.found(None, None).runner
     subprocess.run([program, "--install", tmp_path / "runner"], check=True)
