@@ -97,11 +97,13 @@ class _Unmade:
         self._name = name
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        if _FIELDS not in self._original.__dict__:
-            _processed(self._original)
-        value = getattr(self._original, self._name)
-        setattr(self._cls, self._name, value)
-        return value
+        # The standard library changes the class while it makes the fields, and threads may ask for
+        # them at once: each makes those of a copy.
+        processed = _processed(_copy(self._original, dict(self._original.__dict__)))
+        for name in _MADE:
+            if isinstance(self._cls.__dict__[name], _Unmade):
+                setattr(self._cls, name, getattr(processed, name))
+        return getattr(self._cls, self._name)
 
 
 class _Unwritten:
@@ -189,7 +191,13 @@ def _with_slots(cls: type, names: tuple[str, ...]) -> type:
     content = dict(cls.__dict__)
     inherited = {name for base in cls.__mro__[1:-1] for name in getattr(base, "__slots__", ())}
     content["__slots__"] = tuple(name for name in names if name not in inherited)
-    for name in (*names, "__dict__", "__weakref__"):
+    for name in names:
+        content.pop(name, None)
+    return _copy(cls, content)
+
+
+def _copy(cls: type, content: dict[str, Any]) -> type:
+    for name in ("__dict__", "__weakref__"):
         content.pop(name, None)
     again = type(cls)(cls.__name__, cls.__bases__, content)
     again.__qualname__ = cls.__qualname__

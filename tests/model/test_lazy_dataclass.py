@@ -8,6 +8,8 @@ import inspect
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
@@ -151,3 +153,21 @@ def test_the_fields_are_made_when_they_are_first_asked_for():
             assert (x, y, Named.KIND) == (1, 2, "kind")
     assert [one.name for one in dataclasses.fields(Named)] == ["x", "y"] == [*Named.__slots__]
     assert isinstance(vars(Named)["__dataclass_fields__"], dict)
+
+
+def test_threads_may_use_a_class_for_the_first_time_together():
+    def used(point: Any, together: threading.Barrier) -> object:
+        together.wait()
+        return point(1), point(1).tags, point(1, late="b").late
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            for _ in range(200):
+                point, _other = _pair(lazy_dataclass.dataclass, frozen=True, slots=True)
+                together = threading.Barrier(3)
+                asked = [threads.submit(used, point, together) for _ in range(3)]
+                assert [one.result() for one in asked] == [(point(1), [], "b")] * 3
+    finally:
+        sys.setswitchinterval(usual)
