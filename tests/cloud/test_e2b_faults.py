@@ -181,6 +181,13 @@ async def test_a_list_of_another_form_is_a_named_error(proxy, backend, status, b
     assert caught.value.message.isprintable()
 
 
+async def test_a_list_without_an_end_is_a_named_error(proxy, backend):
+    again = {"x-next-token": "more"}
+    proxy.fault("GET", r"/sandboxes", "answer", 200, body="[]", headers=again)
+    with pytest.raises(BackendUnavailable, match="more than 200 pages"):
+        await backend.owned()
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [

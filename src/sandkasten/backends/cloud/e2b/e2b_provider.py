@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 NAME: Final = "e2b"
 _RETRIES: Final = 2
 _PAGE: Final = 100
+# More sandboxes than an installation has; a list may not go on for ever.
+_MAX_PAGES: Final = 200
 # Opens a port that is not public. E2B gives it with the sandbox.
 _TRAFFIC: Final = "e2b-traffic-access-token"
 _ROOT: Final = "root"
@@ -196,7 +198,9 @@ class E2bProvider:
         with _translated():
             query = e2b.SandboxQuery(metadata=labels)
             pages = e2b.AsyncSandbox.list(query=query, limit=_PAGE, **self._api)
-            while pages.has_next:
+            for _ in range(_MAX_PAGES):
+                if not pages.has_next:
+                    return found
                 for one in await pages.next_items():
                     told = one.metadata or {}
                     the_id = told.get(LABEL_ID, "")
@@ -204,7 +208,8 @@ class E2bProvider:
                     ours = is_sandbox_id(the_id) and labels.items() <= told.items()
                     if ours and is_machine_id(one.sandbox_id):
                         found[SandboxId(the_id)] = one.sandbox_id
-        return found
+        reason = f"the list of its sandboxes has more than {_MAX_PAGES} pages"
+        raise provider_errors.outage(NAME, TITLE, reason)
 
     async def connect(self, machine_id: str) -> ByteStream:
         try:
