@@ -16,6 +16,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -62,8 +63,15 @@ class FlyMachine:
     process: subprocess.Popen[bytes] | None = None
     exit_code: int | None = None
     said: bytes = field(default=b"")
+    _gone: bool = False
+    _changing: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self, layers: list[Path]) -> None:
+        with self._changing:
+            if not self._gone:
+                self._start(layers)
+
+    def _start(self, layers: list[Path]) -> None:
         for name in ("upper", "work", "root"):
             (self.place / name).mkdir(parents=True)
         for file in self.config.get("files") or ():
@@ -85,7 +93,8 @@ class FlyMachine:
 
     async def ended(self) -> int:
         """Return the exit code of the first process when the machine has ended."""
-        assert self.process is not None
+        if self.process is None:
+            return 0
         _, self.said = await asyncio.to_thread(self.process.communicate)
         self.exit_code = self.process.returncode
         return self.exit_code
@@ -93,10 +102,13 @@ class FlyMachine:
     async def remove(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self.place, ignore_errors=True)
 
-    def kill(self) -> None:
-        """End it without a word."""
-        if self.process is not None and self.process.poll() is None:
+    def end(self) -> None:
+        """End it without a word, also one that is starting."""
+        with self._changing:
+            self._gone = True
+        if self.process is not None:
             self.process.kill()
+            self.process.wait()
 
     async def dial(self, port: int) -> socket.socket | None:
         """Connect to a port inside; None if that cannot be."""

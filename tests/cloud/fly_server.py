@@ -156,8 +156,7 @@ class FlyServer:
         for proxy in self._proxies.values():
             proxy.close()
         await self._runner.cleanup()
-        for task in list(self._tasks):
-            task.cancel()
+        # They end with their machines.
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @web.middleware
@@ -254,7 +253,8 @@ class FlyServer:
         for service in record.config.get("services") or ():
             for port in service.get("ports") or ():
                 await self._proxy((self.host, port["port"]), record, service["internal_port"])
-        record.move("started")
+        if record.state != "destroyed":
+            record.move("started")
         code = await record.running.ended()
         self._note_end(record, code)
         await record.running.remove()
@@ -299,9 +299,7 @@ class FlyServer:
 
     async def _destroy(self, record: Record) -> None:
         record.move("destroyed")
-        record.running.kill()
-        if record.running.process is not None:
-            await asyncio.to_thread(record.running.process.wait)
+        await asyncio.to_thread(record.running.end)
 
     async def _wait(self, request: web.Request) -> web.Response:
         record = self._record(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,13 @@ import pytest
 from sandkasten.backends.cloud.modal.modal_options import ModalOptions
 from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, MachineOrder
+from sandkasten.errors import SandboxLost
 from sandkasten.linux.programs import Programs
 from sandkasten.model.ids import new_sandbox_id
+from sandkasten.wire.channel import Channel
 from tests.cloud.modal.modal_server import ModalServer
 from tests.cloud.modal.modal_service import served_images
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -53,6 +57,15 @@ class Rental:
             "labels": {LABEL_OWNER: self.owner, LABEL_ID: sandbox_id},
         }
         return MachineOrder(sandbox_id=sandbox_id, **{**wanted, **changes})
+
+    async def channel(self, machine_id: str) -> Channel:
+        """Connect, again until the runner listens: before that, the relay finds no socket."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await Channel.open(await self.provider.connect(machine_id))
+                except SandboxLost:
+                    await asyncio.sleep(0.02)
 
     @property
     def running(self) -> list[Rented]:

@@ -10,7 +10,6 @@ import pytest
 from sandkasten.backends.cloud.modal import modal_provider
 from sandkasten.backends.cloud.provider import LABEL_ID
 from sandkasten.errors import BackendUnavailable, ImageNotFound, SandboxLost
-from sandkasten.wire.channel import Channel
 from tests.cloud.modal.conftest import KEY, RUNNER
 from tests.patience import PATIENCE_S
 
@@ -128,7 +127,7 @@ async def test_stream_carries_every_byte_and_its_end_ends_the_relay(rental: Rent
 async def test_connections_lead_to_the_same_runner(rental: Rental, rent: Callable[..., Rental]):
     machine_id = await rental.provider.start(rental.order())
     for one in (rental, rent(rental.owner)):
-        channel = await Channel.open(await one.provider.connect(machine_id))
+        channel = await one.channel(machine_id)
         assert channel.hello.generation
         await channel.aclose()
 
