@@ -29,7 +29,7 @@ FilesBeside: TypeAlias = "Callable[[str], AbstractAsyncContextManager[FileStore]
 Files: TypeAlias = "Sequence[StoredFile]"
 
 # Another such process holds the lock for one transfer; a daemon holds it for its lifetime.
-_PATIENCE_S: Final = 5.0
+_PATIENCE_S: Final = 30.0
 _RETRY_S: Final = 0.05
 
 
@@ -63,8 +63,9 @@ class TransientFileStore:
                 except Conflict as exc:
                     if loop.time() > until:
                         raise Conflict(
-                            f"a daemon has the file store: {exc.message}",
-                            hint="use the daemon: leave --embedded out",
+                            f"the file store is in use: {exc.message}",
+                            hint="if a daemon has it, leave --embedded out; if a command has it, "
+                            "wait for its end",
                         ) from exc
                 await asyncio.sleep(_RETRY_S)
             try:

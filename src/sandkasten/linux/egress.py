@@ -13,7 +13,7 @@ import os
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.errors import SandboxLost
+from sandkasten.errors import Busy, SandboxLost
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.launcher import listen
 from sandkasten.linux.trust_files import TRUST
@@ -39,7 +39,7 @@ CONFIG: Final = "egress.json"
 RECORDS: Final = ("egress.0", "egress.1")
 _RESOLV: Final = "/etc/resolv.conf"
 _MAX_ANSWER: Final = 1 << 16
-_TIMEOUT_S: Final = 5.0
+_TIMEOUT_S: Final = 10.0
 _MAX_RECORDS: Final = 4 << 20
 # The kernel sets the time of a file to the last clock tick, up to 10 ms before the write.
 _TICK_S: Final = 0.02
@@ -167,8 +167,9 @@ def name_servers(file: str = _RESOLV) -> list[str]:
 async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
     """Send one command to the process and return its answer.
 
-    Raise UnsupportedByBackend if the sandbox was created without a network, and SandboxLost if the
-    process has ended. The process ignores a command whose sender is gone.
+    Raise UnsupportedByBackend if the sandbox was created without a network, SandboxLost if the
+    process has ended, and Busy if it does not answer in time. The process ignores a command whose
+    sender is gone.
     """
     try:
         directory = os.open(cell, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -187,7 +188,12 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
                 writer.transport.abort()
     except FileNotFoundError as exc:
         raise created_without_network(cell.name) from exc
-    except (OSError, TimeoutError, ValueError) as exc:
+    except TimeoutError as exc:
+        raise Busy(
+            f"the network of sandbox {cell.name} did not answer within {_TIMEOUT_S:g} s",
+            hint="the host may be overloaded; try again",
+        ) from exc
+    except (OSError, ValueError) as exc:
         raise SandboxLost(
             f"the network of sandbox {cell.name} does not answer", hint="create a new sandbox"
         ) from exc

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sandkasten.audit")
 SEGMENT_BYTES: Final = 16 << 20
 # Another process holds the lock for microseconds, unless it was stopped meanwhile.
-LOCK_S: Final = 5.0
+LOCK_S: Final = 30.0
 _LOCK_POLL_S: Final = 0.005
 _NAME = lazy_pattern.compile(r"[0-9]{10}\.jsonl\Z")
 _HEAD = lazy_pattern.compile(rb"([0-9]{20}) ([0-9a-f]{64}) ([0-9]{10}) ([0-9]{20})\n\Z")
