@@ -31,7 +31,10 @@ from sandkasten.errors import (
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.proxies import proxy_arguments
 from sandkasten.model.retries import Backoff, retry_after_s
-from sandkasten.ports.spans import current_traceparent
+
+# The package first: a thread that imports a part of it and one that imports the package would wait
+# for each other.
+from sandkasten.ports import spans
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
@@ -199,7 +202,7 @@ class Connection:
     @asynccontextmanager
     async def _request(self, order: HttpRequest) -> AsyncGenerator[aiohttp.ClientResponse]:
         headers = dict(order.headers)
-        traceparent = current_traceparent()
+        traceparent = spans.current_traceparent()
         if traceparent is not None:
             headers["traceparent"] = traceparent
         data: Any = order.data

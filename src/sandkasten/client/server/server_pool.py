@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING, Final
 
@@ -44,6 +45,8 @@ class _Servers:
 _by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Servers] = (
     weakref.WeakKeyDictionary()
 )
+# Each thread may have a loop.
+_changing = threading.Lock()
 _abandoned: Final[list[_Servers]] = []
 
 
@@ -52,8 +55,9 @@ async def connect(place: ServerAddress) -> Transport:
     loop = asyncio.get_running_loop()
     servers = _by_loop.get(loop)
     if servers is None:
-        _forget_closed_loops()
-        servers = _by_loop.setdefault(loop, _Servers())
+        with _changing:
+            _forget_closed_loops()
+            servers = _by_loop.setdefault(loop, _Servers())
     opened = servers.open.get(place)
     if opened is not None:
         return opened
@@ -68,7 +72,8 @@ async def connect(place: ServerAddress) -> Transport:
 
 async def aclose() -> None:
     """Close the servers of this loop; sandboxes live on. The next `connect` reopens them."""
-    servers = _by_loop.pop(asyncio.get_running_loop(), None)
+    with _changing:
+        servers = _by_loop.pop(asyncio.get_running_loop(), None)
     for holder in servers.holders if servers is not None else ():
         await holder.aclose()
 
@@ -135,6 +140,8 @@ def _forget_after_fork() -> None:
 
     Closing them through the parent's loop would change the parent's poll set.
     """
+    global _changing
+    _changing = threading.Lock()
     _abandoned.extend(_by_loop.values())
     _by_loop.clear()
 
