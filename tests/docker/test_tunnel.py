@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +14,7 @@ from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_address import address_of
 from sandkasten.backends.docker.engine.ssh_tunnel import Tunnel
 from sandkasten.errors import BackendUnavailable
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,3 +35,32 @@ async def test_a_stale_socket_of_a_killed_ssh_is_not_used(
     with pytest.raises(BackendUnavailable, match="Host key verification failed"):
         await tunnel.open()
     await tunnel.aclose()
+
+
+async def test_a_tunnel_whose_first_user_left_is_opened_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = tmp_path / "ssh"
+    started = tmp_path / "started"
+    # It takes a while, as a far host does; -L is followed by the path of the socket.
+    program.write_text(
+        f"#!/bin/sh\ntouch {started}\n"
+        'while [ "$1" != -L ]; do shift; done\nsleep 0.5\ntouch "${2%%:*}"\nexec sleep 60\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    tunnel = Tunnel(address_of(DockerOptions(host="ssh://box")))
+    first = asyncio.create_task(tunnel.open())
+    await asyncio.to_thread(_until, started)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await asyncio.to_thread(os.path.exists, await tunnel.open())
+    await tunnel.aclose()
+
+
+def _until(path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

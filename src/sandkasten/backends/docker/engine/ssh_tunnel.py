@@ -15,6 +15,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.child_process import start_child
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -101,8 +102,11 @@ class Tunnel:
                     if self._process.returncode is not None:
                         raise await self._failed()
                     await asyncio.sleep(_LOOK_AGAIN_S)
-        except TimeoutError as exc:
-            await self._end()
+        except BaseException as exc:
+            # Half open, it would be taken for a tunnel that works.
+            await finish(self._end())
+            if not isinstance(exc, TimeoutError):
+                raise
             raise BackendUnavailable(
                 f"{self._address.shown} does not answer", hint="try ssh to it by hand"
             ) from exc
