@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import tarfile
+import threading
 
 import pytest
 
+from sandkasten.disk import tree_tar
 from sandkasten.disk.tree_tar import PIECE_BYTES, packed
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -47,3 +51,26 @@ async def test_a_reader_may_leave_and_a_missing_tree_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         async for _ in packed(tmp_path / "none"):
             pass
+
+
+def test_the_end_of_a_loop_ends_the_reading(tmp_path, monkeypatch):
+    begun, leave = threading.Event(), threading.Event()
+
+    def slow(tree, prefix):
+        begun.set()
+        leave.wait(PATIENCE_S)
+        yield b""
+
+    async def read() -> None:
+        async for _ in packed(tmp_path):
+            pass
+
+    async def main() -> asyncio.Task[None]:
+        task = asyncio.create_task(read())
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        # The loop ends before.
+        threading.Timer(0.2, leave.set).start()
+        return task
+
+    monkeypatch.setattr(tree_tar, "_pieces", slow)
+    assert asyncio.run(main()).cancelled()

@@ -187,3 +187,29 @@ async def test_running_work_prevents_the_idle_timeout():
     await after.aclose()
     for the_id in await world.backend.real.owned():
         await world.backend.real.discard(the_id)
+
+
+async def test_a_cancelled_command_closes_everything_although_its_last_sweep_is_slow(
+    world, box, monkeypatch
+):
+    engine = world.engine
+    engine.sweep_soon()
+
+    async def slow(*, quick: bool) -> None:
+        await asyncio.Event().wait()
+
+    async def command() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await engine.aclose()
+
+    monkeypatch.setattr("sandkasten.engine.engine.SWEEP_AT_CLOSE_S", 0.05)
+    monkeypatch.setattr(engine._reaper, "sweep", slow)
+    assert engine._handles.connected(box)
+    task = asyncio.create_task(command())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not engine._handles.connected(box)

@@ -15,6 +15,8 @@ import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
+from sandkasten.disk.cleanup import finish, in_thread
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -100,14 +102,11 @@ async def _started(
             start_new_session=new_session,
         )
 
-    starting = asyncio.ensure_future(asyncio.to_thread(start))
+    starting = in_thread(start)
     try:
-        return await asyncio.shield(starting)
+        return await finish(starting)
     except asyncio.CancelledError:
         # The thread cannot be stopped. What it starts must not outlive the caller.
-        while not starting.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({starting})
         if starting.exception() is None:
             await _ended(starting.result())
         raise
@@ -116,15 +115,7 @@ async def _started(
 async def _ended(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and wait for its end, also if cancelled meanwhile."""
     process.kill()
-    waiting = asyncio.ensure_future(_status(process))
-    cancelled: asyncio.CancelledError | None = None
-    while not waiting.done():
-        try:
-            await asyncio.wait({waiting})
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if cancelled is not None:
-        raise cancelled
+    await finish(_status(process))
 
 
 async def _status(process: subprocess.Popen[bytes]) -> int:

@@ -6,11 +6,12 @@ ends. Raises OSError.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 import tarfile
 from typing import TYPE_CHECKING, Final
+
+from sandkasten.disk.cleanup import finish, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterator
@@ -22,18 +23,14 @@ PIECE_BYTES: Final = 1 << 20
 async def packed(tree: Path, prefix: str = "") -> AsyncGenerator[bytes, None]:
     """Yield the tar of everything below `tree`; `prefix` is put before each name."""
     pieces = _pieces(tree, prefix)
-    step: asyncio.Future[bytes | None] | None = None
     try:
         while True:
-            step = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
             # A thread cannot be cancelled: wait for it before its file is closed.
-            piece = await asyncio.shield(step)
+            piece = await finish(in_thread(next, pieces, None))
             if piece is None:
                 return
             yield piece
     finally:
-        if step is not None and not step.done():
-            await asyncio.wait({step})
         pieces.close()
 
 

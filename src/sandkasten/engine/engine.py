@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from sandkasten.disk.cleanup import finish
 from sandkasten.engine.code.code_contexts import CodeContexts
 from sandkasten.engine.commands.exec_history import ExecHistory
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S, Execution
@@ -464,6 +465,9 @@ class Engine:
 
     async def aclose(self) -> None:
         """Close every connection after the warm pool is removed. Twice is fine."""
+        await finish(self._aclose())
+
+    async def _aclose(self) -> None:
         await self._recovery.aclose()
         await self._watch.aclose()
         await self._history.aclose()

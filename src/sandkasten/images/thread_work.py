@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from sandkasten.disk.cleanup import finish
+from sandkasten.disk.cleanup import finish, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 
 async def to_the_end(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run blocking work in a thread; raise a cancellation only when the thread is done."""
-    return await finish(asyncio.to_thread(work, *args, **kwargs))
+    return await finish(in_thread(work, *args, **kwargs))
 
 
 async def all_or_none(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from sandkasten.disk.cleanup import ended, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,22 +16,13 @@ T = TypeVar("T")
 
 async def whole_or_nothing(make: Callable[[], T], undo: Callable[[], object]) -> T:
     """Return what `make` made. If cancelled, undo it before the cancellation continues."""
-    # Not a task: the end of a loop cancels every task, and the thread would go on unobserved.
-    loop = asyncio.get_running_loop()
-    making = loop.run_in_executor(None, copy_context().run, make)
+    making = in_thread(make)
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
         # A thread cannot be stopped half-way; wait for its end, then undo what it made.
-        await _ended(making)
-        await _ended(loop.run_in_executor(None, copy_context().run, undo))
-        raise
-
-
-async def _ended(work: asyncio.Future[Any]) -> None:
-    """Wait for the end of a thread's work, also when the caller is cancelled once more."""
-    while not work.done():
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({work})
-    if not work.cancelled():
-        work.exception()
+            await ended(making)
+        with contextlib.suppress(asyncio.CancelledError):
+            await ended(in_thread(undo))
+        raise

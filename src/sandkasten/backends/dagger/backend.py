@@ -32,7 +32,7 @@ from sandkasten.backends.dagger.engine_session import (
 from sandkasten.backends.dagger.image_archives import ImageArchives
 from sandkasten.backends.dagger.network_check import check_order, reached
 from sandkasten.backends.dagger.run_layout import run_fields
-from sandkasten.disk.cleanup import finish
+from sandkasten.disk.cleanup import finish, in_thread
 from sandkasten.disk.os_errors import translated
 from sandkasten.disk.tree_removal import remove_tree_quietly
 from sandkasten.errors import (
@@ -298,7 +298,7 @@ class DaggerBackend:
         try:
             yield folder
         finally:
-            await finish(asyncio.to_thread(remove_tree_quietly, folder))
+            await finish(in_thread(remove_tree_quietly, folder))
 
     async def _source(self, image: Image) -> dict[str, str]:
         if image.kind == "engine":

@@ -35,6 +35,7 @@ from sandkasten.backends.docker.engine_setup import TRIAL, EngineSetup
 from sandkasten.backends.docker.kept_volumes import KeptVolumes
 from sandkasten.backends.docker.runner_volume import RunnerVolume
 from sandkasten.backends.docker.session_volumes import SessionVolumes
+from sandkasten.disk.cleanup import finish
 from sandkasten.disk.process_identity import boot_id, start_time
 from sandkasten.errors import (
     BackendUnavailable,
@@ -163,14 +164,17 @@ class DockerBackend:
         except asyncio.CancelledError:
             # A request that the engine works on cannot be stopped half-way: wait for its end, then
             # undo it. If the engine hangs, do not wait: the record lists what is left to remove.
-            with contextlib.suppress(SandkastenError, TimeoutError):
-                async with asyncio.timeout(_UNDO_S):
-                    await asyncio.shield(making)
-                    await asyncio.shield(self._remove(sandbox_id))
-            if not making.done():
-                making.cancel()
-                making.add_done_callback(_seen)
+            await finish(self._undo(sandbox_id, making))
             raise
+
+    async def _undo(self, sandbox_id: SandboxId, making: asyncio.Future[DockerCell]) -> None:
+        with contextlib.suppress(SandkastenError, TimeoutError):
+            async with asyncio.timeout(_UNDO_S):
+                await asyncio.shield(making)
+                await asyncio.shield(self._remove(sandbox_id))
+        if not making.done():
+            making.cancel()
+            making.add_done_callback(_seen)
 
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.disk.cleanup import finish
+
 if TYPE_CHECKING:
     from sandkasten.backends.gate.entry_keys import EntryKeys
 
@@ -43,6 +45,9 @@ class GateStream:
             return
         self._closed = True
         self._writer.close()
+        await finish(self._close())
+
+    async def _close(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._writer.wait_closed()

@@ -372,7 +372,7 @@ class KubernetesBackend:
             # An API server that just failed to answer gets no further requests: the reaper finds
             # what is left by its labels.
             if not (isinstance(exc, BackendUnavailable) and exc.details.get("backend")):
-                await self._undo(sandbox_id, attempt)
+                await finish(self._undo(sandbox_id, attempt))
                 if spec.workspace is not None:
                     await self._kept.release(spec.workspace.path)
             raise

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.child_process import start_child
+from sandkasten.disk.cleanup import finish
 from sandkasten.errors import ProvisioningFailed
 from sandkasten.lazy_dataclass import dataclass
 
@@ -78,8 +79,10 @@ async def fetch(
             hint="check that the index can be reached, or raise packages.timeout_seconds",
         ) from exc
     finally:
-        await _end(process)
-        listening.cancel()
+        try:
+            await finish(_end(process))
+        finally:
+            listening.cancel()
 
 
 def size_of(directory: Path) -> int:

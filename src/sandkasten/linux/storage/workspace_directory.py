@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sandkasten.disk import free_space
 from sandkasten.disk.atomic_file import sync_directory, write_file
+from sandkasten.disk.cleanup import finish, in_thread
 from sandkasten.disk.free_space import check_free
 from sandkasten.disk.os_errors import translated
 from sandkasten.disk.tree_removal import remove_tree
@@ -309,18 +310,7 @@ async def _finished(work: Callable[..., T], *args: object) -> T:
     The caller holds the lock of a name and releases it as soon as this returns.
     """
     stop = threading.Event()
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args, stop))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        stop.set()
-        while not task.done():
-            try:
-                await asyncio.wait({task})
-            except asyncio.CancelledError:
-                continue
-        task.exception()
-        raise
+    return await finish(in_thread(work, *args, stop), hurry=stop.set)
 
 
 def _rename_new(half: Path, place: Path) -> None:

@@ -12,6 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.cloud.modal.modal_errors import CALL_ERRORS
+from sandkasten.disk.cleanup import finish
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -79,6 +80,9 @@ class RelayStream:
         if reading is not None:
             reading.cancel()
             await asyncio.wait([reading])
+        await finish(self._close())
+
+    async def _close(self) -> None:
         # The relay ends with its input; nothing else ends a command of a sandbox.
         with contextlib.suppress(*CALL_ERRORS, ValueError):
             async with asyncio.timeout(_CLOSE_S), self._turn:

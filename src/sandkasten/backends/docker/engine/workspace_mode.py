@@ -24,7 +24,7 @@ from sandkasten.backends.docker import resource_names
 from sandkasten.backends.docker.container_config import ContainerMount, labels
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.backends.docker.session_volumes import SessionVolumes
-from sandkasten.disk.cleanup import finish
+from sandkasten.disk.cleanup import finish, in_thread
 from sandkasten.disk.file_lock import locked
 from sandkasten.errors import BackendUnavailable, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
@@ -175,7 +175,7 @@ class WorkspaceModes:
         except SandkastenError as exc:
             return exc.message
         finally:
-            await finish(asyncio.to_thread(host_volume.release, tried))
+            await finish(in_thread(host_volume.release, tried))
 
     @property
     def _templates(self) -> Path:
