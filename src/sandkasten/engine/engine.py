@@ -102,8 +102,7 @@ Tiered: TypeAlias = list[Tier]
 Silences: TypeAlias = list[BackendUnavailable]
 
 NO_POOL = PoolRules(enabled=False)
-# Late enough not to slow the first create, early enough that short-lived processes sweep.
-SWEEP_AFTER_S = 1.0
+SWEEP_AFTER_S = 1.0  # Later than the first create, and early enough for short-lived processes.
 SWEEP_AT_CLOSE_S = 2.0  # For the quick sweep of a process that ends before its first one.
 CLOSE_S = 2.0  # For a backend's own connections, which end with the process in any case.
 # A long-lived process sweeps at this interval: a paused sandbox cannot end itself.
@@ -482,14 +481,12 @@ class Engine:
         if not self._sweep_began:
             self._sweep_began = True
             with suppress(TimeoutError, SandkastenError):
-                async with asyncio.timeout(SWEEP_AT_CLOSE_S):
-                    await self._reaper.sweep(quick=True)
+                await asyncio.wait_for(self._reaper.sweep(quick=True), SWEEP_AT_CLOSE_S)
         await self._handles.aclose()
         for part in (*self._backends.values(), self._store):
             if isinstance(part, Closes):
                 with suppress(TimeoutError, SandkastenError):
-                    async with asyncio.timeout(CLOSE_S):
-                        await part.aclose()
+                    await asyncio.wait_for(part.aclose(), CLOSE_S)
         await self.trail.aclose()
 
     async def _sweep_after(self, after_s: float) -> None:

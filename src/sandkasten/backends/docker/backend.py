@@ -35,7 +35,6 @@ from sandkasten.backends.docker.engine_setup import TRIAL, EngineSetup
 from sandkasten.backends.docker.kept_volumes import KeptVolumes
 from sandkasten.backends.docker.runner_volume import RunnerVolume
 from sandkasten.backends.docker.session_volumes import SessionVolumes
-from sandkasten.disk.cleanup import finish
 from sandkasten.disk.process_identity import boot_id, start_time
 from sandkasten.errors import (
     BackendUnavailable,
@@ -101,8 +100,7 @@ class DockerBackend:
     def _engine(self) -> EngineClient:
         if importlib.util.find_spec(_LIBRARY) is None:
             raise BackendUnavailable(
-                "the docker backend requires the library aiodocker",
-                hint=install_command("docker"),
+                "the docker backend requires the library aiodocker", hint=install_command("docker")
             )
         return EngineClient(address_of(self._options, self.name), self._options.timeout_s)
 
@@ -164,17 +162,15 @@ class DockerBackend:
         except asyncio.CancelledError:
             # A request that the engine works on cannot be stopped half-way: wait for its end, then
             # undo it. If the engine hangs, do not wait: the record lists what is left to remove.
-            await finish(self._undo(sandbox_id, making))
+            try:
+                with contextlib.suppress(SandkastenError, TimeoutError):
+                    async with asyncio.timeout(_UNDO_S):
+                        await asyncio.shield(making)
+                        await asyncio.shield(self._remove(sandbox_id))
+            finally:
+                making.cancel()
+                making.add_done_callback(_seen)
             raise
-
-    async def _undo(self, sandbox_id: SandboxId, making: asyncio.Future[DockerCell]) -> None:
-        with contextlib.suppress(SandkastenError, TimeoutError):
-            async with asyncio.timeout(_UNDO_S):
-                await asyncio.shield(making)
-                await asyncio.shield(self._remove(sandbox_id))
-        if not making.done():
-            making.cancel()
-            making.add_done_callback(_seen)
 
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""
