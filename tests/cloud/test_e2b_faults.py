@@ -188,6 +188,14 @@ async def test_a_list_without_an_end_is_a_named_error(proxy, backend):
         await backend.owned()
 
 
+async def test_a_list_of_200_pages_is_read_whole(proxy, backend):
+    again = {"x-next-token": "more"}
+    proxy.fault("GET", r"/sandboxes", "answer", 200, body="[]", headers=again, times=199)
+    proxy.fault("GET", r"/sandboxes", "answer", 200, body="[]")
+    assert not await backend.owned()
+    assert len(proxy.requests("GET", r"/sandboxes")) == 200
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [

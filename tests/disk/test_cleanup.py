@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
 
-from sandkasten.disk.cleanup import finish, in_thread
+from sandkasten.disk.cleanup import ended, finish, in_thread
 from tests.patience import PATIENCE_S
 
 
@@ -59,3 +60,17 @@ def test_the_end_of_a_loop_waits_for_a_thread_that_works():
     # It ends while the thread works, and cancels every task.
     assert asyncio.run(main()).cancelled()
     assert done == ["written", "lock released"]
+
+
+async def test_a_failure_that_no_one_waits_for_is_not_reported():
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: reported.append(told))
+
+    async def fail() -> None:
+        raise ValueError
+
+    failing = asyncio.ensure_future(fail())
+    await ended(failing)
+    del failing
+    gc.collect()
+    assert reported == []

@@ -63,7 +63,7 @@ class TransientFileStore:
                 except Conflict as exc:
                     if loop.time() > until:
                         raise Conflict(
-                            f"the file store is in use: {exc.message}",
+                            f"another process has the file store in {data_dir}",
                             hint="if a daemon has it, leave --embedded out; if a command has it, "
                             "wait for its end",
                         ) from exc

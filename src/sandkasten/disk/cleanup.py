@@ -37,10 +37,10 @@ async def ended(work: asyncio.Future[Any], hurry: Callable[[], None] | None = No
             cancelled = exc
             if hurry is not None:
                 hurry()
+    if not work.cancelled():
+        # Retrieve the exception, so that asyncio does not report it as never retrieved.
+        work.exception()
     if cancelled is not None:
-        if not work.cancelled():
-            # Retrieve the exception, so that asyncio does not report it as never retrieved.
-            work.exception()
         raise cancelled
 
 

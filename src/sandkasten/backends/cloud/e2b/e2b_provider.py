@@ -200,7 +200,7 @@ class E2bProvider:
             pages = e2b.AsyncSandbox.list(query=query, limit=_PAGE, **self._api)
             for _ in range(_MAX_PAGES):
                 if not pages.has_next:
-                    return found
+                    break
                 for one in await pages.next_items():
                     told = one.metadata or {}
                     the_id = told.get(LABEL_ID, "")
@@ -208,8 +208,10 @@ class E2bProvider:
                     ours = is_sandbox_id(the_id) and labels.items() <= told.items()
                     if ours and is_machine_id(one.sandbox_id):
                         found[SandboxId(the_id)] = one.sandbox_id
-        reason = f"the list of its sandboxes has more than {_MAX_PAGES} pages"
-        raise provider_errors.outage(NAME, TITLE, reason)
+            if pages.has_next:
+                reason = f"the list of its sandboxes has more than {_MAX_PAGES} pages"
+                raise provider_errors.outage(NAME, TITLE, reason)
+        return found
 
     async def connect(self, machine_id: str) -> ByteStream:
         try:
