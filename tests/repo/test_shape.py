@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc", "stuff"}
-MOST_LINES = 500
-MOST_MODULES = 20
+MOST_LINES = 700
+MOST_MODULES = 25
 # Adapters repeat the public noun that they adapt: `images`, `workspaces`, `keys`.
 RIM = ("api/routes/", "cli/", "client/", "sync.py")
 # Every backend has these, and a reader looks for them by name.
