@@ -7,10 +7,11 @@ import json
 import pytest
 
 import sandkasten
+from sandkasten.api.routes import system
 from sandkasten.client.import_clash import find_clash
 from sandkasten.engine.lifecycle.backend_survey import BackendSurvey
 from sandkasten.engine.lifecycle.isolation_tiers import TierSurvey
-from sandkasten.model.backends.backend_features import FEATURES, BackendReport
+from sandkasten.model.backends.backend_features import FEATURES, BackendReport, features_here
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from tests.unisolated.backend import UnisolatedBackend
@@ -32,8 +33,7 @@ def test_doctor_shows_the_create_time_of_a_ready_backend(cli):
     done = cli("doctor", "--json")
     found = json.loads(done.out)
     assert done.status == 0
-    names = {"ready", "reason", "remedy", "requirements", "unenforced", "tiers", "backends"}
-    assert names == set(found)
+    assert set(found) == set(system.Doctor.model_fields)
     first, *others = found["tiers"]
     assert (first["name"], first["default"], first["ready"]) == ("unisolated", True, True)
     assert first["tried"]
@@ -46,11 +46,27 @@ def test_doctor_shows_the_create_time_of_a_ready_backend(cli):
 
 
 def test_doctor_names_each_backend_and_its_remedy(cli):
-    done = cli("doctor")
-    assert "ok    tier unisolated (default): ready, image host, create " in done.out
-    assert "--    tier gvisor: not ready: " in done.out
+    done = cli("doctor", "--all")
+    assert "ok    backend unisolated (default): ready, image host, create " in done.out
+    assert "--    backend gvisor: not ready: " in done.out
     assert done.out.endswith("ready: sandboxes work on this machine\n")
     assert done.status == 0
+
+
+def test_doctor_shows_the_default_backend_and_one_line_for_the_others(cli):
+    done = cli("doctor")
+    default, others, verdict = done.out.splitlines()[-3:]
+    assert default.startswith("ok    backend unisolated (default): ready, image host, create ")
+    assert others == "--    other backends: oci, gvisor, docker not ready (sandkasten doctor --all)"
+    assert verdict == "ready: sandboxes work on this machine"
+    assert "gvisor: not ready" not in done.out
+
+
+def test_what_this_machine_lacks_is_not_listed_as_a_feature():
+    lacking = Readiness(True, lacks=("pause", "dev_profile"))
+    features = features_here("local", lacking)
+    assert (features.pause, features.dev_profile, features.snapshots) == (False, False, True)
+    assert features_here("local", Readiness(True)) == FEATURES["local"]
 
 
 def test_doctor_says_what_each_backend_can_and_cannot_do(cli, monkeypatch):
@@ -62,14 +78,15 @@ def test_doctor_says_what_each_backend_can_and_cannot_do(cli, monkeypatch):
         return [told, BackendReport("kubernetes", features=FEATURES["kubernetes"])]
 
     monkeypatch.setattr(BackendSurvey, "reports", reports)
-    shown = cli("doctor", "--no-measure").out
+    shown = cli("doctor", "--no-measure", "--all").out
     assert (
-        "ok    backend local (default): isolation standard; network none, full, rules; "
+        "ok    backend local (default): ready\n"
+        "      has: isolation standard; network none, full, rules; "
         "limits cpu, memory, pids, workspace; sessions; " in shown
     )
-    assert "resize; not: GPUs\n" in shown
-    assert "--    backend kubernetes: isolation unknown; " in shown
-    assert "; not: limits pids, workspace; secrets; host mounts; " in shown
+    assert "resize\n      lacks: GPUs\n" in shown
+    assert "--    backend kubernetes: not ready: not examined\n" in shown
+    assert "      lacks: limits pids, workspace; secrets; host mounts; " in shown
     listed = json.loads(cli("doctor", "--no-measure", "--json").out)["backends"]
     assert listed[1]["features"]["limits"] == ["cpu", "memory"]
 
@@ -83,14 +100,15 @@ def test_doctor_says_why_a_backend_without_a_tier_is_not_ready(cli, monkeypatch)
         return [away, tier]
 
     monkeypatch.setattr(BackendSurvey, "reports", reports)
-    lines = cli("doctor", "--no-measure").out.splitlines()
-    (at,) = (n for n, line in enumerate(lines) if line.startswith("--    backend e2b: "))
-    assert lines[at + 1 : at + 3] == [
-        "      not ready: no key is set",
-        "      remedy: set E2B_API_KEY",
+    lines = cli("doctor", "--no-measure", "--all").out.splitlines()
+    at = lines.index("--    backend e2b: not ready: no key is set")
+    assert lines[at + 1] == "      remedy: set E2B_API_KEY"
+    assert [line[:12] for line in lines[at + 2 :]] == [
+        "      has: i",
+        "      lacks:",
+        "ready: sandb",
     ]
-    assert lines[at + 3].startswith("--    backend docker: ")
-    assert lines[at + 4] == "ready: sandboxes work on this machine"
+    assert sum(line.startswith("--    backend docker: ") for line in lines) == 1
 
 
 def test_doctor_warns_of_a_limit_that_another_backend_does_not_enforce_here(cli, monkeypatch):
@@ -108,12 +126,14 @@ def test_doctor_warns_of_a_limit_that_another_backend_does_not_enforce_here(cli,
         return [west, modal]
 
     monkeypatch.setattr(BackendSurvey, "reports", reports)
-    shown = cli("doctor", "--no-measure").out
+    shown = cli("doctor", "--no-measure", "--all").out
     assert (
         "warn  backend docker/west: limit workspace is not enforced: volumes have no size\n"
         "      remedy: use workspace_mode bind\n" in shown
     )
-    assert "backend modal: limit pids" not in shown  # Its line says "not: limits pids".
+    # The features of docker/west do not contradict its warning.
+    assert shown.count("lacks: limits workspace; ") == 1
+    assert "backend modal: limit pids" not in shown  # Its line says "lacks: limits pids".
 
 
 def test_doctor_shows_a_warning_of_a_tier_once(cli, monkeypatch):
@@ -129,8 +149,8 @@ def test_doctor_shows_a_warning_of_a_tier_once(cli, monkeypatch):
 
     monkeypatch.setattr(TierSurvey, "tiers", survey)
     monkeypatch.setattr(UnisolatedBackend, "probe", probe)
-    shown = cli("doctor").out
-    assert "warn  tier oci: runc release: 1.1.5 has CVE-2025-31133\n" in shown
+    shown = cli("doctor", "--all").out
+    assert "warn  backend oci: runc release: 1.1.5 has CVE-2025-31133\n" in shown
     assert "remedy: update\n" in shown
     assert shown.count("cgroups: none") == 1
 
@@ -145,7 +165,8 @@ def test_a_default_backend_that_is_not_ready_is_status_1_with_the_remedy(cli, un
     done = cli("doctor")
     assert done.status == 1
     assert (
-        "MISS  tier unisolated (default): not ready: no runner\n      remedy: build it" in done.out
+        "MISS  backend unisolated (default): not ready: no runner\n      remedy: build it"
+        in done.out
     )
     assert "not ready: no runner" in done.out.splitlines()[-2]
     found = json.loads(cli("doctor", "--json").out)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer.main
 
-from sandkasten.cli import quick_commands, quick_exec
+from sandkasten.cli import quick_commands, quick_exec, quick_list
 from sandkasten.cli.command_table import build
 from sandkasten.cli.plain_options import COMMANDS, GLOBAL, MANY, ONE, SWITCH, parse
 from sandkasten.client.plain import daemon_socket
@@ -263,6 +263,46 @@ def test_a_list_is_the_same(both, cli, daemon, monkeypatch):
         both(*url, "ls", "word", quick=False)
     finally:
         cli(*url, "rm", *made)
+
+
+def test_the_commands_whose_first_word_is_a_sandbox_are_those_of_the_full_parser():
+    group: Any = typer.main.get_command(build())
+    of_sandboxes = {
+        name
+        for name, command in group.commands.items()
+        if (first := next((p for p in command.params if p.param_type_name == "argument"), None))
+        if first.name in ("id", "ids")
+    }
+    assert of_sandboxes == quick_list.OF_SANDBOXES
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "fish is-args"])
+def test_completed_ids_are_those_of_the_full_command(both, cli, daemon, monkeypatch, shell):
+    name, _, action = shell.partition(" ")
+    monkeypatch.setenv("SANDKASTEN_URL", f"unix://{daemon.socket}")
+    made = cli("create").out.strip()
+    monkeypatch.setenv("_SANDKASTEN_COMPLETE", f"complete_{name}")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", action or "get-args")
+    try:
+        for typed, quick in (
+            ("exec sbx_", True),
+            ("rm ", True),
+            ("stats sbx_none", True),
+            (f"exec {made} l", False),
+            ("cr", False),
+            ("rm 'sbx_", False),
+            ("exec -", False),
+        ):
+            monkeypatch.setenv("COMP_WORDS", f"sandkasten {typed}")
+            monkeypatch.setenv("COMP_CWORD", str(typed.count(" ") + 1))
+            monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"sandkasten {typed}")
+            offered = both(quick=quick).out
+            if (shell, typed) == ("bash", "rm "):
+                assert offered == f"{made}\n"
+    finally:
+        for variable in ("_SANDKASTEN_COMPLETE", "_TYPER_COMPLETE_FISH_ACTION"):
+            monkeypatch.delenv(variable)
+        cli("rm", made)
 
 
 @pytest.mark.parametrize(

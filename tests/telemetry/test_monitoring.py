@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
+from sandkasten.model.sandbox.network_policy import NetworkCounts
 from sandkasten.telemetry.metrics import Metrics
 from tests.daemon.process import ask, running
 from tests.loopback_port import free_port
@@ -33,6 +34,27 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_exist():
     for query in _queries():
         for name in _NAME.findall(query):
             assert re.sub("_(bucket|count|sum|total)$", "", name) in known, query
+
+
+def test_a_small_daemon_exports_fewer_than_400_lines():
+    metrics = Metrics("1")
+    for runtime in ("python", "node", "bash"):
+        metrics.emit("sandbox_run_finished", {"runtime": runtime, "ok": True, "duration_ms": 5})
+    for source in ("cold", "pool"):
+        metrics.emit("sandbox.created", {"source": source, "seconds": 0.02})
+    for end in ("completed", "timed_out", "killed"):
+        metrics.emit("exec.finished", {"status": end, "seconds": 0.1, "stdout_bytes": 3})
+    # What a dashboard, a command line and a test program used of one daemon in an afternoon.
+    for route in range(40):
+        for method, status in (("GET", 200), ("POST", 201)):
+            metrics.emit(
+                "http.answered",
+                {"method": method, "route": f"/v1/{route}", "status": status, "seconds": 0.01},
+            )
+    text, _ = metrics.render({("running", "local"): 2}, NetworkCounts())
+    assert len(text.splitlines()) < 400
+    assert b'sandkasten_http_request_seconds_count{method="GET",route="/v1/7"' in text
+    assert b'sandkasten_http_duration_seconds_bucket{le="0.01",method="GET"} 40.0' in text
 
 
 @pytest.mark.long("installs Prometheus; make test compares the names of the metrics")

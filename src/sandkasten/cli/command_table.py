@@ -6,6 +6,7 @@ need when they run.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -45,6 +46,23 @@ _STATUSES: Final = (
 )
 
 
+class _Sections(typer.core.TyperGroup):
+    """List the commands by section: a flat list of forty names is not read."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, _TABLE), default=0)
+        for title, section in _SECTIONS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in section]
+            rows = [
+                (name.ljust(width), command.get_short_help_str(formatter.width * 2))
+                for name, command in commands
+                if command is not None
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 def build(only: str | None = None) -> typer.Typer:
     """Build the application; with the name of a command, that command alone.
 
@@ -52,6 +70,7 @@ def build(only: str | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         name="sandkasten",
+        cls=_Sections,
         help="Sandboxes that start in milliseconds and keep their state. Commands use a daemon "
         "that serves the data directory; without one they run in this process.",
         epilog=_STATUSES,
@@ -111,11 +130,13 @@ def _group(name: str, module: str) -> Callable[[typer.Typer], None]:
 
 def _module(module: str, *names: str) -> dict[str, Callable[[typer.Typer], None]]:
     """Return the entries of commands that a module adds together."""
+    return dict.fromkeys(names, _adder(module))
 
-    def add(app: typer.Typer) -> None:
-        importlib.import_module(f"sandkasten.cli.commands.{module}").add_to(app)
 
-    return dict.fromkeys(names, add)
+@functools.cache
+def _adder(module: str) -> Callable[[typer.Typer], None]:
+    """Return what adds the commands of a module: one value, so that no section adds them twice."""
+    return lambda app: importlib.import_module(f"sandkasten.cli.commands.{module}").add_to(app)
 
 
 def _config(app: typer.Typer) -> None:
@@ -125,35 +146,50 @@ def _config(app: typer.Typer) -> None:
     app.add_typer(config, name="config")
 
 
-_TABLE: Final[Mapping[str, Callable[[typer.Typer], None]]] = {
-    "run": _own("run", context_settings=_PASSES_ON),
-    "create": _of_one("create"),
-    "exec": _own("exec", context_settings=_PASSES_ON),
-    **_module("code", "code"),
-    "logs": _own("logs"),
-    "kill": _own("kill"),
-    "shell": _own("shell"),
-    "cp": _own("cp"),
-    **{
-        name: _of_one(name)
-        for name in ("ls", "ps", "stats", "top", "inspect", "update", "pause", "resume", "rm")
+_SECTIONS: Final[Mapping[str, Mapping[str, Callable[[typer.Typer], None]]]] = {
+    "Sandboxes": {
+        "run": _own("run", context_settings=_PASSES_ON),
+        "create": _of_one("create"),
+        "exec": _own("exec", context_settings=_PASSES_ON),
+        **_module("code", "code"),
+        "shell": _own("shell"),
+        "cp": _own("cp"),
+        "logs": _own("logs"),
+        "kill": _own("kill"),
+        **{
+            name: _of_one(name)
+            for name in ("ls", "ps", "stats", "top", "inspect", "update", "pause", "resume", "rm")
+        },
+        **_module("access.replay", "replay"),
     },
-    "doctor": _own("doctor"),
-    "version": _own("version"),
-    **_module("serve", "serve", "init", "mcp"),
-    **_module("up_down", "up", "down"),
-    **_module("previews", "url", "forward", "ca"),
-    "net": _group("net", "network"),
-    "secret": _group("secret", "access.secrets"),
-    "config": _config,
-    "image": _group("image", "images"),
-    "workspace": _group("workspace", "workspaces"),
-    "key": _group("key", "access.keys"),
-    "audit": _group("audit", "access.audit"),
-    **_module("access.replay", "replay"),
-    "files": _group("files", "files"),
-    "agent": _group("agent", "agents"),
-    "workflow": _group("workflow", "workflows"),
+    "Network": {
+        "net": _group("net", "network"),
+        "secret": _group("secret", "access.secrets"),
+        **_module("previews", "url", "forward"),
+    },
+    "Images and files": {
+        "image": _group("image", "images"),
+        "workspace": _group("workspace", "workspaces"),
+        "files": _group("files", "files"),
+    },
+    "Agents": {
+        "agent": _group("agent", "agents"),
+        "workflow": _group("workflow", "workflows"),
+        **_module("serve", "mcp"),
+    },
+    "Daemon and machine": {
+        **_module("serve", "init", "serve"),
+        **_module("up_down", "up", "down"),
+        "config": _config,
+        "doctor": _own("doctor"),
+        "key": _group("key", "access.keys"),
+        "audit": _group("audit", "access.audit"),
+        **_module("previews", "ca"),
+        "version": _own("version"),
+    },
+}
+_TABLE: Final[Mapping[str, Callable[[typer.Typer], None]]] = {
+    name: add for section in _SECTIONS.values() for name, add in section.items()
 }
 _WITH_VALUE: Final = frozenset({"--data-dir", "--backend", "--url", "--api-key"})
 _SWITCHES: Final = frozenset({"--embedded"})
@@ -436,14 +472,18 @@ def _doctor(
     context: typer.Context,
     measure: Annotated[
         bool,
-        typer.Option(help="Create a few sandboxes per tier and measure the time."),
+        typer.Option(help="Create a few sandboxes per backend and measure the time."),
     ] = True,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show every backend, and what each can and cannot do.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check what this machine needs for sandboxes. Each missing part has a remedy."""
     from sandkasten.cli.commands import doctor
 
-    raise SystemExit(go(doctor.examine(state_of(context, json=json), measure=measure)))
+    state = state_of(context, json=json)
+    raise SystemExit(go(doctor.examine(state, measure=measure, everything=everything)))
 
 
 def _config_show(

@@ -86,16 +86,16 @@ class Parsed:
 
 def parse(line: Sequence[str]) -> Parsed | None:
     """Return the parts of a command line; None if the full parser has to look at it."""
-    head = _options(line, GLOBAL)
+    head = options_before(line, GLOBAL)
     if head is None:
         return None
     before, rest = head
     table = COMMANDS.get(rest[0]) if rest else None
-    tail = None if table is None else _options(rest[1:], table)
+    tail = None if table is None else options_before(rest[1:], table)
     return None if tail is None else Parsed(rest[0], before, *tail)
 
 
-def _options(
+def options_before(
     line: Sequence[str], table: Mapping[str, tuple[str, str]]
 ) -> tuple[Values, Sequence[str]] | None:
     """Return the options at the beginning, and the words after them."""

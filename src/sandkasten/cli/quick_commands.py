@@ -64,7 +64,9 @@ _RUNTIMES = {".js": "node", ".mjs": "node", ".cjs": "node", ".sh": "bash", ".bas
 def answer(line: Sequence[str]) -> int | None:
     """Run the command and return its exit status; None if the full command line has to run it."""
     if "_SANDKASTEN_COMPLETE" in os.environ:
-        return None
+        from sandkasten.cli.quick_list import complete
+
+        return complete(os.environ)
     parsed = parse(["version"] if list(line) == ["--version"] else line)
     if parsed is None:
         return None

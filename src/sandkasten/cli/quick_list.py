@@ -1,23 +1,31 @@
-"""Print the list of `ls` from a daemon's socket, with few imports.
+"""Print the list of `ls`, or its ids for the shell's completion, with few imports.
 
-`show` returns None if anything about the command line, the daemon or its list is unusual; then it
-has printed nothing, and the full command runs.
+Both read it from a daemon's socket. They return None if anything about the command line, the daemon
+or its list is unusual; then they have printed nothing, and the full command runs.
 """
 
 from __future__ import annotations
 
+from sandkasten.cli.plain_options import GLOBAL, options_before
 from sandkasten.cli.quick_commands import catch_signals, daemon_of, headers_of, restore_signals
 
 # Not from typing, which takes longer to import than this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from socket import socket
     from typing import Any
 
     from sandkasten.cli.plain_options import Parsed
+    from sandkasten.client.plain.daemon_socket import DaemonSocket
 
 # A list takes less; the full command waits longer and says so.
 _LIST_S = 10.0
+# Commands whose first word is a sandbox.
+OF_SANDBOXES = frozenset(
+    ("code", "exec", "forward", "inspect", "kill", "logs", "pause", "ps", "replay", "resume")
+    + ("rm", "shell", "stats", "update", "url")
+)
 
 
 def show(parsed: Parsed) -> int | None:
@@ -28,16 +36,11 @@ def show(parsed: Parsed) -> int | None:
     if daemon is None or daemon.connection is None:
         return None
     quiet = parsed.options.get("quiet", False)
-    headers = headers_of(daemon, "*/*")
     before = catch_signals()
     try:
-        with daemon.connection as connection:
-            connection.settimeout(_LIST_S)
-            infos = None if headers is None else _listed(connection, headers, usage=not quiet)
+        infos = _listed(daemon, usage=not quiet)
     except KeyboardInterrupt:
         return 130
-    except (OSError, ValueError):
-        return None
     finally:
         restore_signals(before)
     if infos is None:
@@ -54,8 +57,63 @@ def show(parsed: Parsed) -> int | None:
     return 0
 
 
-def _listed(connection: socket, headers: dict[str, str], *, usage: bool) -> list[Any] | None:
+def complete(environment: Mapping[str, str]) -> int | None:
+    """Print the ids that complete the first word of a command, as the shell reads them."""
+    shell = environment["_SANDKASTEN_COMPLETE"].removeprefix("complete_")
+    words = _typed(shell, environment)
+    head = None if words is None else options_before(words[1:], GLOBAL)
+    if head is None or len(head[1]) != 2 or head[1][0] not in OF_SANDBOXES:
+        return None
+    before, (_, typed) = head
+    daemon = None if typed.startswith("-") else daemon_of(before)
+    if daemon is None or daemon.connection is None:
+        return None
+    infos = _listed(daemon, usage=False)
+    if infos is None:
+        return None
+    ids = sorted(info.id for info in infos if info.id.startswith(typed))
+    if environment.get("_TYPER_COMPLETE_FISH_ACTION") == "is-args":
+        return 0 if ids else 1
+    from sandkasten.cli.output import put
+
+    if shell == "zsh":
+        quoted = "\n".join(f'"{name}"' for name in ids)
+        put(f"_arguments '*: :(({quoted}))'" if ids else "_files")
+    else:
+        put("\n".join(ids))
+    return 0
+
+
+def _typed(shell: str, environment: Mapping[str, str]) -> list[str] | None:
+    """Return the words up to the one that is being typed; None if they need the full parser."""
+    if shell == "bash":
+        line = environment.get("COMP_WORDS", "")
+        words = line.split(" ")
+        at = environment.get("COMP_CWORD", "")
+        words = words[: int(at) + 1] if at.isascii() and at.isdecimal() else []
+    elif shell in ("zsh", "fish"):
+        line = environment.get("_TYPER_COMPLETE_ARGS", "")
+        words = line.split(" ")
+    else:
+        return None
+    plain = not any(character in line for character in "'\"\\\n\t") and "" not in words[:-1]
+    return words if plain and len(words) > 1 else None
+
+
+def _listed(daemon: DaemonSocket, *, usage: bool) -> list[Any] | None:
     """Return the sandboxes, oldest first; None if there are more pages or one is not plain."""
+    headers = headers_of(daemon, "*/*")
+    if headers is None or daemon.connection is None:
+        return None
+    try:
+        with daemon.connection as connection:
+            connection.settimeout(_LIST_S)
+            return _read(connection, headers, usage=usage)
+    except (OSError, ValueError):
+        return None
+
+
+def _read(connection: socket, headers: dict[str, str], *, usage: bool) -> list[Any] | None:
     from json import loads
 
     from sandkasten.client.plain.plain_http import PlainAnswer, send

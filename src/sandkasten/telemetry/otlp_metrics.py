@@ -86,7 +86,8 @@ def metrics_data(
 
 def _metric(family: Any, began_ns: int, now_ns: int) -> Metric:
     data: Sum | Gauge | Histogram
-    if family.type == "histogram":
+    # A summary without quantiles is a histogram with one bucket.
+    if family.type in ("histogram", "summary"):
         points = [_histogram(group, began_ns, now_ns) for group in _groups(family.samples)]
         data = Histogram(points, AggregationTemporality.CUMULATIVE)
         return Metric(family.name, family.documentation, "", data)
@@ -112,6 +113,7 @@ def _groups(samples: Iterable[Sample]) -> list[list[Sample]]:
 def _histogram(samples: list[Sample], began_ns: int, now_ns: int) -> HistogramDataPoint:
     bounds, counts, total, below = [], [], 0.0, 0.0
     labels: dict[str, str] = {}
+    bucketed = any(sample.name.endswith("_bucket") for sample in samples)
     for one in samples:
         if one.name.endswith("_bucket"):
             labels = {k: v for k, v in one.labels.items() if k != "le"}
@@ -121,6 +123,9 @@ def _histogram(samples: list[Sample], began_ns: int, now_ns: int) -> HistogramDa
                 bounds.append(float(one.labels["le"]))
         elif one.name.endswith("_sum"):
             total = one.value
+        elif not bucketed:
+            labels = dict(one.labels)
+            counts.append(int(one.value))
     return HistogramDataPoint(
         labels, began_ns, now_ns, sum(counts), total, counts, bounds, min=0.0, max=0.0
     )

@@ -142,6 +142,9 @@ class Doctor(Answer):
     remedy: str
     requirements: list[RequirementLine]
     unenforced: list[UnenforcedLimit]
+    lacks: list[str] = Field(
+        description="Features of the default backend that this machine does not have."
+    )
     tiers: list[TierLine]
     backends: list[BackendLine]
 

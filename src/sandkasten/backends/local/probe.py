@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import SandkastenError
@@ -40,9 +41,12 @@ def look(
     unenforced = tuple(host_requirements.missing_controllers(planned.missing, root=root))
     lines.append(host_requirements.control_groups(planned, root))
     lines.append(host_requirements.socket_memory(hierarchies, root))
-    lines.append(host_requirements.pausing(hierarchies, root))
+    pausing = host_requirements.pausing(hierarchies, root)
+    lines.append(pausing)
     lines.append(host_requirements.network(programs))
-    return host_requirements.verdict(lines, unenforced)
+    needs_root = () if root else ("dev_profile", "resize")
+    lacks = (*needs_root, *(() if pausing.ok else ("pause",)))
+    return replace(host_requirements.verdict(lines, unenforced), lacks=lacks)
 
 
 def _shown() -> list[str]:

@@ -33,8 +33,11 @@ class Findings:
         return self.machine.ready and all(one.ready for one in self.tiers if one.default)
 
 
-async def examine(state: State, *, measure: bool) -> int:
-    """Return 0 if sandboxes can be created on this machine, else 1."""
+async def examine(state: State, *, measure: bool, everything: bool) -> int:
+    """Return 0 if sandboxes can be created on this machine, else 1.
+
+    `everything` shows each backend with what it can do; JSON always has all of it.
+    """
     found = _with_clash(await _findings(state, measure=measure))
     if state.json:
         put_json(
@@ -45,7 +48,7 @@ async def examine(state: State, *, measure: bool) -> int:
             }
         )
     else:
-        _show(found)
+        _show(found, everything=everything)
     return 0 if found.good else EXIT_NOT_READY
 
 
@@ -76,34 +79,64 @@ def _with_clash(found: Findings) -> Findings:
     return replace(found, machine=machine)
 
 
-def _show(found: Findings) -> None:
+def _show(found: Findings, *, everything: bool) -> None:
     machine = found.machine
-    for one in machine.requirements:
-        mark = "ok" if one.ok else ("MISS" if one.required else "warn")
-        _line(mark, f"{one.name}: {one.state}", "" if one.ok else one.remedy)
+    for line in machine.requirements:
+        mark = "ok" if line.ok else ("MISS" if line.required else "warn")
+        _line(mark, f"{line.name}: {line.state}", "" if line.ok else line.remedy)
     for limit in machine.unenforced:
         _line("warn", f"limit {limit.limit} is not enforced: {limit.reason}", limit.remedy)
-    shown = set(machine.requirements)
-    for tier in found.tiers:
-        _show_tier(tier)
-        for one in tier.warnings:
-            if one not in shown:
-                shown.add(one)
-                _line("warn", f"tier {tier.name}: {one.name}: {one.state}", one.remedy)
-    explained = {tier.name for tier in found.tiers if not tier.ready}
-    for backend in found.backends:
-        _show_backend(backend)
-        if not backend.ready and backend.name not in explained:
-            put(f"{_INDENT}not ready: {paragraph(backend.reason or 'not examined', _INDENT)}")
-            _remedy(backend.remedy)
-        elif backend.ready and not backend.default:
-            _show_unenforced(backend)
+    if everything:
+        _show_backends(found)
+    else:
+        for tier in found.tiers:
+            if tier.default:
+                _show_tier(tier)
+                _show_warnings(tier, set(machine.requirements))
+        _show_others(found)
     if found.good:
         put("ready: sandboxes work on this machine")
         return
-    reason = machine.reason or next((one.reason for one in found.tiers if one.default), "")
+    reason = machine.reason or next((tier.reason for tier in found.tiers if tier.default), "")
     put(f"not ready: {paragraph(reason or 'something required is missing', _INDENT)}")
     _remedy(machine.remedy)
+
+
+def _show_others(found: Findings) -> None:
+    """Show every backend but the default in one line."""
+    ready = {tier.backend: tier.ready for tier in found.tiers if tier.name == tier.backend}
+    ready |= {backend.name: backend.ready for backend in found.backends}
+    default = {tier.backend for tier in found.tiers if tier.default}
+    default |= {backend.name for backend in found.backends if backend.default}
+    parts = [
+        f"{', '.join(names)} {state}"
+        for state, names in (
+            ("ready", [name for name in ready if ready[name] and name not in default]),
+            ("not ready", [name for name in ready if not ready[name] and name not in default]),
+        )
+        if names
+    ]
+    if parts:
+        _line("--", f"other backends: {'; '.join(parts)} (sandkasten doctor --all)")
+
+
+def _show_backends(found: Findings) -> None:
+    """Show every backend: whether it is ready, its warnings, and what it can and cannot do."""
+    shown = set(found.machine.requirements)
+    reports = {backend.name: backend for backend in found.backends}
+    for tier in found.tiers:
+        _show_tier(tier)
+        _show_warnings(tier, shown)
+        if tier.name == tier.backend and tier.backend in reports:
+            _show_features(reports.pop(tier.backend))
+    for backend in reports.values():
+        name = backend.name + (" (default)" if backend.default else "")
+        if backend.ready:
+            _line("ok", f"backend {name}: ready")
+        else:
+            reason = backend.reason or "not examined"
+            _line("--", f"backend {name}: not ready: {reason}", backend.remedy)
+        _show_features(backend)
 
 
 def _show_tier(tier: Tier) -> None:
@@ -111,30 +144,38 @@ def _show_tier(tier: Tier) -> None:
     if tier.ready:
         took = "" if tier.create_ms is None else f", create {tier.create_ms:.1f} ms"
         image = f", image {tier.image}" if tier.image else ""
-        _line("ok", f"tier {name}: ready{image}{took}")
+        _line("ok", f"backend {name}: ready{image}{took}")
         return
-    _line("MISS" if tier.default else "--", f"tier {name}: not ready: {tier.reason}", tier.remedy)
+    mark = "MISS" if tier.default else "--"
+    _line(mark, f"backend {name}: not ready: {tier.reason}", tier.remedy)
 
 
-def _show_backend(backend: BackendReport) -> None:
-    name = backend.name + (" (default)" if backend.default else "")
-    can, cannot = supported(backend.features), unsupported(backend.features)
+def _show_warnings(tier: Tier, shown: set[Requirement]) -> None:
+    """Show the warnings of a tier that are not in `shown` yet, and add them to it."""
+    for warning in tier.warnings:
+        if warning not in shown:
+            shown.add(warning)
+            _line("warn", f"backend {tier.name}: {warning.name}: {warning.state}", warning.remedy)
+
+
+def _show_features(backend: BackendReport) -> None:
+    can = supported(backend.features, backend.unenforced)
+    cannot = unsupported(backend.features, backend.unenforced)
     if not can:
         return
     labels = "".join(f"; {key}={value}" for key, value in backend.labels.items())
-    text = f"backend {name}: isolation {backend.isolation}{labels}; {'; '.join(can)}"
+    text = f"isolation {backend.isolation}{labels}; {'; '.join(can)}"
     if backend.max_sandboxes is not None:
         most = counted(backend.max_sandboxes, "sandbox", "sandboxes")
         text += f"; {backend.sandboxes or 0} of {most}"
-    _line("ok" if backend.ready else "--", text + (f"; not: {'; '.join(cannot)}" if cannot else ""))
-
-
-def _show_unenforced(backend: BackendReport) -> None:
-    """Show the limits that this backend can enforce, but not on this machine."""
-    for one in backend.unenforced:
-        if one.limit in backend.features.limits:
-            text = f"backend {backend.name}: limit {one.limit} is not enforced: {one.reason}"
-            _line("warn", text, one.remedy)
+    put(f"{_INDENT}has: {paragraph(text, _INDENT)}")
+    if cannot:
+        put(f"{_INDENT}lacks: {paragraph('; '.join(cannot), _INDENT)}")
+    if backend.ready and not backend.default:
+        for limit in backend.unenforced:
+            if limit.limit in backend.features.limits:
+                text = f"backend {backend.name}: limit {limit.limit} is not enforced"
+                _line("warn", f"{text}: {limit.reason}", limit.remedy)
 
 
 def _line(mark: str, text: str, remedy: str = "") -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import SandkastenError
-from sandkasten.model.backends.backend_features import BackendReport, features_of, isolation_of
+from sandkasten.model.backends.backend_features import BackendReport, features_here, isolation_of
 from sandkasten.model.sandbox.readiness import Readiness
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class BackendSurvey:
                 ready=one.ready,
                 reason=one.reason,
                 remedy=one.remedy,
-                features=features_of(backend.name),
+                features=features_here(backend.name, one),
                 unenforced=one.unenforced,
             )
             for backend, one in zip(ranked, found, strict=True)

@@ -7,13 +7,18 @@ its row to `FEATURES`; what an option of the settings opens or closes belongs in
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  (json_codec reads it)
-from dataclasses import field
+from dataclasses import field, replace
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.isolation_levels import MINIMA, strength, weakest_of
 from sandkasten.model.sandbox.limits import Unenforced  # noqa: TC001  (json_codec reads it)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sandkasten.model.sandbox.readiness import Readiness
 
 ALL_NETWORKS: Final = ("none", "full", "rules")
 ALL_LIMITS: Final = ("cpu", "memory", "pids", "workspace")
@@ -231,6 +236,12 @@ def features_of(backend: str) -> BackendFeatures:
     return FEATURES.get(backend.partition("/")[0], _UNKNOWN)
 
 
+def features_here(backend: str, readiness: Readiness) -> BackendFeatures:
+    """Return the row of a backend without what a probe found missing on this machine."""
+    lacking: dict[str, Any] = dict.fromkeys(readiness.lacks, False)
+    return replace(features_of(backend), **lacking)
+
+
 def isolation_of(backend: str) -> str:
     """Return the strongest level that a backend satisfies."""
     met = [level for level in MINIMA if weakest_of(level) <= strength(backend)]
@@ -253,10 +264,10 @@ _NAMES: Final = {
 """The features that a backend has or lacks, as they are shown."""
 
 
-def supported(features: BackendFeatures) -> list[str]:
-    """Return what a backend can do, as a person reads it."""
+def supported(features: BackendFeatures, unenforced: Collection[Unenforced] = ()) -> list[str]:
+    """Return what a backend can do, without the limits that are not enforced, for a person."""
     networks = ", ".join(features.networks)
-    limits = ", ".join(features.limits)
+    limits = ", ".join(_enforced(features, unenforced))
     return [
         *((f"network {networks}",) if networks else ()),
         *((f"limits {limits}",) if limits else ()),
@@ -264,12 +275,18 @@ def supported(features: BackendFeatures) -> list[str]:
     ]
 
 
-def unsupported(features: BackendFeatures) -> list[str]:
-    """Return what a backend cannot do, as a person reads it."""
-    networks = [one for one in ALL_NETWORKS if one not in features.networks]
-    limits = [one for one in ALL_LIMITS if one not in features.limits]
+def unsupported(features: BackendFeatures, unenforced: Collection[Unenforced] = ()) -> list[str]:
+    """Return what a backend cannot do, with the limits that are not enforced, for a person."""
+    networks = [network for network in ALL_NETWORKS if network not in features.networks]
+    enforced = _enforced(features, unenforced)
+    limits = [limit for limit in ALL_LIMITS if limit not in enforced]
     return [
         *((f"network {', '.join(networks)}",) if networks else ()),
         *((f"limits {', '.join(limits)}",) if limits else ()),
         *(shown for name, shown in _NAMES.items() if not getattr(features, name)),
     ]
+
+
+def _enforced(features: BackendFeatures, unenforced: Collection[Unenforced]) -> list[str]:
+    missing = {limit.limit for limit in unenforced}
+    return [limit for limit in features.limits if limit not in missing]

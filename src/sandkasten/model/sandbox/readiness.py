@@ -30,6 +30,8 @@ class Readiness:
     remedy: str = ""
     requirements: tuple[Requirement, ...] = ()
     unenforced: tuple[Unenforced, ...] = ()
+    lacks: tuple[str, ...] = ()
+    """Fields of `BackendFeatures` that this machine does not have, although the backend does."""
 
 
 def with_requirements(found: Readiness, more: Sequence[Requirement]) -> Readiness:

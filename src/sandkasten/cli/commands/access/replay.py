@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sandkasten.cli import completions
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import state_of
 from sandkasten.cli.output import put, put_json, say, visible
@@ -37,7 +38,14 @@ def add_to(app: typer.Typer) -> None:
 
 def _replay(
     context: typer.Context,
-    id: Annotated[str, typer.Argument(metavar="ID", help="Id of the sandbox, also an ended one.")],
+    id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Id of the sandbox, also an ended one.",
+            autocompletion=completions.sandboxes,
+        ),
+    ],
     speed: Annotated[
         float, typer.Option("--speed", metavar="N", min=0.01, help="N times as fast.")
     ] = 1.0,
