@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,8 @@ from sandkasten.errors import (
     IsADirectory,
     SessionNotFound,
 )
+from sandkasten.model.commands.exec_values import Why
+from sandkasten.model.sandbox.network_policy import Refusal
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -247,3 +250,40 @@ def test_exec_refuses_an_option_that_it_does_not_have(cli):
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith("error: exec has no option '--stdin'\nhint: ")
     assert "did you mean --timeout?" in cli("exec", "--timout=5", "sbx_0123", "true").err
+
+
+async def test_a_refusal_names_the_command_that_allows_it(box, state, capfd):
+    refused = Refusal("b.org", 443, "default", "the creator of the sandbox can allow it")
+    denied = Refusal("c.org", 80, "deny c.org", "a deny rule refuses it")
+    result = replace(await box.exec("true"), refused=(refused, denied))
+    rules = {"allow": ["a.org"], "deny": ["c.org"], "secrets": ["KEY"], "inspect": True}
+    exec.show(state, result, "sbx_1", rules)
+    assert capfd.readouterr().err.splitlines() == [
+        "warning: the network refused b.org:443: no rule allows it",
+        "warning: the network refused c.org:80: deny c.org",
+        "hint: a deny rule refuses it",
+        "hint: allow it with: sandkasten update sbx_1 --allow a.org --allow b.org:443 "
+        "--deny c.org --secret KEY --inspect",
+    ]
+    exec.show(state, result)
+    assert "hint: the creator of the sandbox can allow it" in capfd.readouterr().err
+
+
+async def test_the_own_ctrl_c_is_not_explained(box, state, capfd):
+    why = Why("SIGNAL", "a request sent it a signal (SIGINT)", "start it again")
+    ended = replace(await box.exec("true"), status="killed", exit_code=None, signal=2, why=why)
+    assert exec.show(state, ended) == 130
+    assert "a request sent it a signal" in capfd.readouterr().err
+    state.interrupted = True
+    assert exec.show(state, ended) == 130
+    assert capfd.readouterr().err == ""
+
+
+def test_a_limit_that_is_not_enforced_is_told_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert sandbox_lifecycle._is_news("memory is not enforced")
+    assert not sandbox_lifecycle._is_news("memory is not enforced")
+    assert sandbox_lifecycle._is_news("cpu is not enforced")
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nothing")
+    assert sandbox_lifecycle._is_news("cpu is not enforced")
+    assert sandbox_lifecycle._is_news("cpu is not enforced")

@@ -12,7 +12,7 @@ import pytest
 
 from sandkasten import __version__
 from sandkasten.cli import completions
-from sandkasten.cli.command_table import command_in, command_names
+from sandkasten.cli.command_table import _TABLE, command_in, command_names
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import network_of
 from sandkasten.cli.output import age, counted, painted, paragraph, report, size, visible
@@ -258,6 +258,84 @@ def test_a_malformed_setting_refuses_to_start(cli, monkeypatch):
 def test_an_invalid_address_is_refused_with_an_example(cli, listen, hint):
     done = cli("serve", "--listen", listen)
     assert (done.status, done.err.splitlines()[-1]) == (125, f"hint: {hint}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        (
+            ("exec", "sbx_1", "--timeout", "1", "sleep 5"),
+            "error: --timeout is after the sandbox, where the command begins",
+            "hint: options of exec come before the id: sandkasten exec OPTIONS sbx_1 CMD",
+        ),
+        (
+            ("exec", "sbx_1", "--timeout=1", "sleep 5"),
+            "error: --timeout=1 is after the sandbox, where the command begins",
+            "hint: options of exec come before the id: sandkasten exec OPTIONS sbx_1 CMD",
+        ),
+        (
+            ("exec", "sbx_1", "-d", "sleep 5"),
+            "error: -d is after the sandbox, where the command begins",
+            "hint: options of exec come before the id: sandkasten exec OPTIONS sbx_1 CMD",
+        ),
+        (
+            ("serve", "--data-dir", "d"),
+            "error: serve has no option --data-dir",
+            "hint: it goes before the command: sandkasten --data-dir … serve",
+        ),
+        (
+            ("secret", "set", "NAME", "--value", "x"),
+            "error: secret has no option --value",
+            "hint: a value is read from stdin, or from a variable with --env NAME",
+        ),
+        (
+            ("create", "--limit", "mem=512"),
+            "error: 'mem' is not a valid limit",
+            "hint: did you mean mem_limit_mb?",
+        ),
+    ],
+)
+def test_a_likely_mistake_is_explained(cli, line, message, hint):
+    done = cli(*line)
+    assert (done.out, done.err.splitlines()) == ("", [message, hint])
+    assert done.status in (2, 125)
+
+
+def test_a_port_is_a_number(cli):
+    done = cli("url", "sbx_1", "http")
+    assert done.status == 2
+    assert "a port is a number from 1 to 65535, got 'http'" in done.err
+    assert "got '65536'" in cli("forward", "sbx_1", "65536").err
+
+
+def test_a_program_whose_name_is_not_an_option_of_exec_is_run(cli):
+    # The innocent twin: only options of exec are refused there.
+    assert "no sandbox" in cli("exec", "sbx_1", "--no-such-program", "x").err
+    assert "no sandbox" in cli("exec", "sbx_1", "--", "-d", "x").err
+
+
+def test_a_time_beyond_the_lifetime_names_the_setting(cli):
+    done = cli("create", "--ttl", "99d")
+    assert done.err.splitlines()[-1] == (
+        "hint: choose from 1 to 14400 seconds; the operator sets the maximum "
+        "(session_max_lifetime_seconds)"
+    )
+
+
+def test_more_memory_than_the_machine_has_is_a_warning(cli):
+    assert (
+        " is more than this machine has (" in cli("create", "--limit", "mem_limit_mb=1048576").err
+    )
+    assert cli("create", "--limit", "mem_limit_mb=64").err == ""
+
+
+def test_help_lists_every_command_in_one_section(cli):
+    listed = [
+        line.split()[0]
+        for line in cli("--help").out.partition("Sandboxes:")[2].splitlines()
+        if line.startswith("  ") and line[2:3].isalpha() and line.split()[0] in _TABLE
+    ]
+    assert sorted(listed) == sorted(_TABLE)
 
 
 def test_a_misspelled_image_is_corrected(cli):

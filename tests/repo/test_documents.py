@@ -47,10 +47,12 @@ def _linked(page: Path) -> set[Path]:
     return {(page.parent / target).resolve() for target in targets if "://" not in target}
 
 
-def test_every_page_of_the_documentation_is_linked_from_the_index():
-    index = tree.ROOT / "docs" / "index.md"
-    pages = {path for path in (tree.ROOT / "docs").rglob("*.md") if path != index}
-    assert pages - _linked(index) == set()
+def test_every_page_of_the_documentation_is_linked_from_the_index_of_users_or_authors():
+    docs = tree.ROOT / "docs"
+    users, authors = docs / "index.md", docs / "authors.md"
+    assert authors in _linked(users)
+    pages = {path for path in docs.rglob("*.md") if path not in (users, authors)}
+    assert pages - _linked(users) - _linked(authors) == set()
 
 
 def test_every_page_is_in_the_navigation_of_the_site():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sandkasten.cli import completions
-from sandkasten.cli.exit_status import no_option
+from sandkasten.cli.exit_status import UsageError, no_option
 from sandkasten.cli.options import (
     Backend,
     Environment,
@@ -48,6 +48,20 @@ _STATUSES: Final = (
 
 class _Sections(typer.core.TyperGroup):
     """List the commands by section: a flat list of forty names is not read."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as exc:
+            # An unknown option, for which the parser has an exception that it does not export.
+            option = getattr(exc, "option_name", None)
+            if option in _WITH_VALUE or option in _SWITCHES:
+                hint = f"it goes before the command: sandkasten {option} … {ctx.invoked_subcommand}"
+            elif option == "--value" and ctx.invoked_subcommand == "secret":
+                hint = "a value is read from stdin, or from a variable with --env NAME"
+            else:
+                raise
+            raise UsageError(f"{ctx.invoked_subcommand} has no option {option}", hint=hint) from exc
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, _TABLE), default=0)
@@ -357,6 +371,11 @@ def _exec(
         raise no_option("exec", id, option_names(context))
     if command[0] == "--":
         command = command[1:]
+    elif command[0].partition("=")[0] in option_names(context):
+        raise UsageError(
+            f"{command[0]} is after the sandbox, where the command begins",
+            hint=f"options of exec come before the id: sandkasten exec OPTIONS {id} CMD",
+        )
     if not command:
         raise typer.BadParameter("name a command after --")
     if detach and (interactive or tty):

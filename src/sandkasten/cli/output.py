@@ -14,11 +14,13 @@ import unicodedata
 # Not from typing, which takes longer to import than this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any, Final, Literal, TextIO
 
     from sandkasten.errors import SandkastenError
     from sandkasten.model.sandbox.network_policy import Refusal
+
+    Allow = Callable[[Sequence[str]], str]
 
 # Controls, surrogates, private and unassigned characters; formats are among them (bidi marks).
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -74,15 +76,28 @@ def tell(label: Literal["error", "warning", "hint", "note"], text: str) -> None:
     say(f"{painted(f'{label}:', label, sys.stderr)} {paragraph(text)}")
 
 
-def tell_refused(refused: Sequence[Refusal], suggested: Sequence[str]) -> None:
-    """Print what the network refused, each way to allow it once, and the rules of a dry run."""
+def tell_refused(
+    refused: Sequence[Refusal], suggested: Sequence[str], allow: Allow | None = None
+) -> None:
+    """Print what the network refused, each way to allow it once, and the rules of a dry run.
+
+    `allow` returns the command that adds rules to those of the sandbox, if it still exists.
+    """
+    rules = [f"{refusal.host}:{refusal.port}" for refusal in refused if refusal.rule == "default"]
     for one in refused:
         if one.unresolved:
             tell("warning", f"the network could not look up {one.host} ({one.rule})")
             continue
         to = destination(one.host, one.address, one.port)
-        tell("warning", f"the network refused {to}: {one.rule}")
-    for hint in dict.fromkeys(one.hint for one in refused if one.hint):
+        rule = "no rule allows it" if one.rule == "default" else one.rule
+        tell("warning", f"the network refused {to}: {rule}")
+    command = allow(rules) if rules and allow is not None else None
+    hints = dict.fromkeys(
+        refusal.hint
+        for refusal in refused
+        if refusal.hint and (command is None or refusal.rule != "default")
+    )
+    for hint in [*hints, *([f"allow it with: {command}"] if command else [])]:
         tell("hint", hint)
     if suggested:
         flags = " ".join(f"--allow {rule}" for rule in suggested)

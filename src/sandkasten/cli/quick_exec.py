@@ -54,6 +54,9 @@ def execute(parsed: Parsed) -> int | None:
 
     words = list(parsed.words)
     command = words[2:] if words[1:2] == ["--"] else words[1:]
+    if words[1:2] != ["--"] and command[:1] and command[0].startswith("-"):
+        # It may be an option of exec in the wrong place.
+        return None
     if not command or not _is_id(words[0]) or "backend" in parsed.before or is_prepared():
         return None
     if len(command) == 1 and sys.stderr.isatty():
@@ -132,6 +135,8 @@ class _Execution:
         self._json = bool(parsed.options.get("json", False))
         self._exec_id = ""
         self._seen = 0
+        self._interrupted = False
+        self._network: object = None
 
     def run(self) -> int | None:
         from sandkasten.client.plain.plain_http import send
@@ -174,6 +179,7 @@ class _Execution:
         limits = info.get("limits") if isinstance(info, dict) else None
         if not isinstance(limits, dict) or info.get("id") != self._id:
             return None
+        self._network = info.get("network")
         asked = {name: value for name, value in self._options.items() if value not in (None, {})}
         # It is waited for, so it has the deadline of such a command.
         asked.setdefault("timeout_seconds", limits.get("exec_timeout_seconds"))
@@ -197,6 +203,7 @@ class _Execution:
         import signal
 
         def interrupted(number: int, frame: object) -> None:
+            self._interrupted = True
             self._signal(signal.SIGINT)
 
         before = signal.signal(signal.SIGINT, interrupted)
@@ -274,7 +281,9 @@ class _Execution:
         from sandkasten.client.http.session_json import exec_result_of
         from sandkasten.client.results import result_of
 
-        return show(state_of(self._parsed, self._daemon), result_of(exec_result_of(value)))
+        state = state_of(self._parsed, self._daemon)
+        state.interrupted = self._interrupted
+        return show(state, result_of(exec_result_of(value)), self._id, self._network)
 
     def _refused(self, status: int, value: dict[str, Any]) -> NoReturn:
         from json import dumps
@@ -299,6 +308,7 @@ class _Execution:
         from sandkasten.cli.state import go
 
         state = state_of(self._parsed, self._daemon)
+        state.interrupted = self._interrupted
         again = exec.resume(state, self._id, self._exec_id, self._seen)
         return self._checked(lambda: go(again))
 

@@ -29,6 +29,8 @@ class State:
     api_key: str | None = None
     embedded: bool = False
     """Whether to use this process even if a daemon is available."""
+    interrupted: bool = False
+    """Whether the user pressed Ctrl-C while a command ran."""
     _found: ServerAddress | None = None
 
     @property

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+# A shorter beginning of a name is likely to be the beginning of several.
+_MIN_PREFIX = 3
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint: the nearest known name, or all of them when none is near."""
     names = sorted(known)
@@ -22,8 +26,11 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     import difflib
 
     # A hostile name of megabytes would make the comparison slow; no known name is that long.
-    near = difflib.get_close_matches(name[:64], sorted(known), n=1, cutoff=0.6)
-    return near[0] if near else None
+    names = sorted(known)
+    near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.6)
+    if near or len(name) < _MIN_PREFIX:
+        return near[0] if near else None
+    return next((other for other in names if other.startswith(name)), None)
 
 
 def shown(text: str, limit: int = 80) -> str:

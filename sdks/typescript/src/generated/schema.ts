@@ -375,6 +375,8 @@ export interface Doctor {
   remedy: string;
   requirements: RequirementLine[];
   unenforced: UnenforcedLimit[];
+  /** Features of the default backend that this machine does not have. */
+  lacks: string[];
   tiers: TierLine[];
   backends: BackendLine[];
 }

@@ -8,10 +8,12 @@ it is a terminal; `-it` connects the terminal itself. `-d` prints the command's 
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.exit_status import status_of
 from sandkasten.cli.output import put, put_json, tell, tell_refused, write_chunk
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from sandkasten.client.results import Output, Result
     from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.client.server.transport import Transport
-    from sandkasten.model.commands.exec_values import CommandKeywords
+    from sandkasten.model.commands.exec_values import CommandKeywords, Why
 
 
 # How long a command has to end after SIGTERM before it is killed.
@@ -37,6 +39,7 @@ TERM_GRACE_S: Final = 2.0
 _QUIET_S: Final = 2.0
 # The most that a sandbox keeps for a slow reader: output never blocks a command.
 KEPT_BYTES: Final = 8 * 1024 * 1024
+_SWITCHES: Final = {"inspect": "--inspect", "dry_run": "--dry-run"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,13 @@ async def execute(state: State, start: str, line: CommandLine) -> int:
     if isinstance(line.command, str) and sys.stderr.isatty():
         waiting = asyncio.create_task(_note_queue(process, str(options.get("shell"))))
     try:
-        result = await accompany(process, piped=piped, quiet=state.json)
+        result = await accompany(state, process, piped=piped)
     finally:
         if waiting is not None:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-    return show(state, result)
+    network = None if box.known is None else box.known.network
+    return show(state, result, box.id, network)
 
 
 async def resume(state: State, sandbox_id: str, exec_id: str, seen: int) -> int:
@@ -83,7 +87,7 @@ async def resume(state: State, sandbox_id: str, exec_id: str, seen: int) -> int:
         # Then it is waited for, as one that is being restarted.
         connection.answered()
     process = AsyncProcess(_Handle(sandbox_id, transport), exec_id)
-    return show(state, await accompany(process, piped=False, quiet=state.json, since_seq=seen))
+    return show(state, await accompany(state, process, piped=False, since_seq=seen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +99,15 @@ class _Handle:
         return self._transport
 
 
-def show(state: State, result: Result) -> int:
-    """Print what the output does not show, and return the exit status."""
+def show(state: State, result: Result, sandbox_id: str = "", network: object = None) -> int:
+    """Print what the output does not show, and return the exit status.
+
+    `network` has the rules of the sandbox, if they are known.
+    """
     if state.json:
         put_json(result.as_dict())
     else:
-        _explain(result)
+        _explain(result, sandbox_id, network, interrupted=state.interrupted)
     return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
 
 
@@ -199,13 +206,14 @@ def _signal(text: str) -> int | str:
 
 
 async def accompany(
-    process: AsyncProcess, *, piped: bool, quiet: bool, since_seq: int = 0
+    state: State, process: AsyncProcess, *, piped: bool, since_seq: int = 0
 ) -> Result:
-    """Forward output, input and Ctrl-C until the command ends."""
+    """Forward output (not if it will be part of JSON), input and Ctrl-C until the command ends."""
     loop = asyncio.get_running_loop()
     errands: set[asyncio.Task[None]] = set()
 
     def interrupted() -> None:
+        state.interrupted = True
         errands.add(asyncio.create_task(_interrupt(process)))
 
     loop.add_signal_handler(signal.SIGINT, interrupted)
@@ -214,7 +222,7 @@ async def accompany(
     try:
         async with process.follow(since_seq) as stream:
             async for piece in stream:
-                if not quiet:
+                if not state.json:
                     _pass_on(piece)
             return stream.result
     except BrokenPipeError:
@@ -257,13 +265,30 @@ async def _feed(process: AsyncProcess) -> None:
         await process.close_stdin()
 
 
-def _explain(result: Result) -> None:
-    """Print why the command ended, if its exit status does not tell."""
-    ours = result.why is not None and result.why.code != "SHELL_EXIT"
+def _explain(result: Result, sandbox_id: str, network: object, *, interrupted: bool) -> None:
+    """Print why the command ended, if neither its exit status nor a Ctrl-C of the user says so."""
+    why = None if interrupted and _is_signal(result.why) else result.why
+    ours = why is not None and why.code != "SHELL_EXIT"
     if result.shell_reset:
         tell("warning", "the persistent shell was replaced; its variables and jobs are gone")
-    if result.why is not None and (ours or not result.shell_reset):
-        tell("error" if ours else "warning", result.why.message)
-    if result.why is not None and result.why.hint:
-        tell("hint", result.why.hint)
-    tell_refused(result.refused, result.suggested)
+    if why is not None and (ours or not result.shell_reset):
+        tell("error" if ours else "warning", why.message)
+    if why is not None and why.hint:
+        tell("hint", why.hint)
+    allow = partial(_allowing, sandbox_id, network) if isinstance(network, dict) else None
+    tell_refused(result.refused, result.suggested, allow)
+
+
+def _allowing(sandbox_id: str, network: dict[str, Any], rules: Sequence[str]) -> str:
+    """Return the command that adds these rules: `update` replaces all rules of a sandbox."""
+    flags: dict[str, Sequence[str]] = {"--allow": [*network.get("allow", ()), *rules]}
+    flags |= {"--deny": network.get("deny", ()), "--secret": network.get("secrets", ())}
+    limits = network.get("limits", {}).items()
+    flags["--network-limit"] = [f"{name}={value}" for name, value in limits]
+    words = [word for flag, values in flags.items() for value in values for word in (flag, value)]
+    words += [flag for name, flag in _SWITCHES.items() if network.get(name)]
+    return shlex.join(["sandkasten", "update", sandbox_id, *words])
+
+
+def _is_signal(why: Why | None) -> bool:
+    return why is not None and why.code == "SIGNAL"

@@ -13,11 +13,19 @@ from sandkasten.cli.output import put, put_json, say, tell
 from sandkasten.cli.quantities import seconds
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, go
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from sandkasten.errors import SandkastenError
 
-Port = Annotated[int, typer.Argument(metavar="PORT", min=1, max=65_535, help="Its port.")]
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:6]) <= 65_535:
+        raise typer.BadParameter(f"a port is a number from 1 to 65535, got {shown(text)}")
+    return int(text)
+
+
+Port = Annotated[int, typer.Argument(metavar="PORT", parser=_port, help="Its port.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,7 +38,7 @@ def _url(
     context: typer.Context,
     id: Id,
     port: Annotated[
-        int | None, typer.Argument(metavar="[PORT]", min=1, max=65_535, help="Its port.")
+        int | None, typer.Argument(metavar="[PORT]", parser=_port, help="Its port.")
     ] = None,
     public: Annotated[
         bool | None,

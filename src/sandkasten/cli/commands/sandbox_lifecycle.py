@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.cli.commands.listings import described
@@ -30,9 +32,28 @@ async def create(state: State, options: dict[str, Any]) -> None:
         return
     for warning in info.warnings:
         tell("warning", warning)
-    for limit in info.unenforced:
-        tell("warning", f"{limit.limit} is not enforced: {limit.reason}")
+    lacking = [f"{limit.limit} is not enforced: {limit.reason}" for limit in info.unenforced]
+    if lacking and _is_news("\n".join(lacking)):
+        for text in lacking:
+            tell("warning", text)
+        tell("hint", "this is said once; sandkasten doctor shows it again, with remedies")
     put(info.id)
+
+
+def _is_news(text: str) -> bool:
+    """Return whether the user was not told this since the machine started, and remember it."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    path = Path(state, "sandkasten", "warnings")
+    try:
+        text = f"{Path('/proc/sys/kernel/random/boot_id').read_text()}{text}"
+        if path.exists() and path.read_text() == text:
+            return False
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_text(text)
+    except (OSError, ValueError):
+        # A home that cannot be written keeps the warning.
+        pass
+    return True
 
 
 async def update(state: State, start: str, request: UpdateRequest) -> None:

@@ -48,7 +48,7 @@ async def shell(state: State, start: str | None, options: dict[str, Any]) -> int
             say(f"sandbox {box.id}: destroyed when this shell ends")
         else:
             box = await AsyncSandbox.attach(await resolve(state, start), **state.where)
-        return await (_typed(box) if os.isatty(STDIN) else _piped(box))
+        return await (_typed(box) if os.isatty(STDIN) else _piped(state, box))
 
 
 async def execute(state: State, start: str, command: Sequence[str], options: dict[str, Any]) -> int:
@@ -90,13 +90,13 @@ async def _typed(
     return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
 
 
-async def _piped(box: AsyncSandbox) -> int:
+async def _piped(state: State, box: AsyncSandbox) -> int:
     """Run a shell that reads its commands from our standard input until its end.
 
     A terminal would swallow an end of input that comes before the shell is ready.
     """
     process = await box.start(["/bin/sh", "-c", _BEST_SHELL], keep_stdin_open=True)
-    result = await accompany(process, piped=True, quiet=False)
+    result = await accompany(state, process, piped=True)
     return status_of(result.exit_code, result.signal, timed_out=result.timed_out)
 
 

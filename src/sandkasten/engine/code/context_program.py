@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.errors import CommandNotFound, KernelFailed, KernelNotFound
 from sandkasten.model.commands.code_values import is_language
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.spelling import nearest
 
 if TYPE_CHECKING:
     from sandkasten.engine.commands.execution import Execution
@@ -57,9 +58,14 @@ _ANY: Final = "install a Jupyter kernel for it below /usr/local/share/jupyter/ke
 def no_kernel(language: str, detail: str = "") -> KernelNotFound:
     return KernelNotFound(
         detail or f"the image has no kernel for {language}",
-        hint=_HINTS.get(language, _ANY),
+        hint=_HINTS.get(language) or _did_you_mean(language) or _ANY,
         language=language,
     )
+
+
+def _did_you_mean(language: str) -> str:
+    near = nearest(language, _HINTS)
+    return "" if near is None else f"did you mean {near}?"
 
 
 class ContextProgram:

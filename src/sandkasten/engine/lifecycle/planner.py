@@ -6,6 +6,7 @@ of host mounts; requested packages are installed here if they are missing.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -34,7 +35,8 @@ from sandkasten.model.sandbox.gpus import (
 )
 from sandkasten.model.sandbox.host_mounts import Mounted, check_mounts_on, choose_mounts, touching
 from sandkasten.model.sandbox.inspection import check_environment, refuse_inspection
-from sandkasten.model.sandbox.isolation_levels import has_inspection, has_network
+from sandkasten.model.sandbox.isolation_levels import has_engine, has_inspection, has_network
+from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.network_policy import (
     CLOSED,
     NetworkPolicy,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.model.sandbox.host_mounts import MountRule
     from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.limits import Limits
     from sandkasten.model.sandbox.package_sets import Packages, PackageSet
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner, Sites
@@ -206,6 +209,7 @@ class Planner:
             *chosen.warnings,
             image.warning,
             self._root_warning(image),
+            "" if has_engine(backend.name) else _memory_warning(spec.limits),
             f"{refusal.message}; defaults.network_mode does not apply" if refusal else "",
             *unreachable_rules(network, self._policy.network),
         )
@@ -486,3 +490,14 @@ def check_same_kind(found: Record, options: SandboxOptions, plan: SandboxPlan) -
                 hint="use another key, or destroy that sandbox first",
                 sandbox_id=found.id,
             )
+
+
+def _memory_warning(limits: Limits) -> str:
+    """Return a warning if this machine does not have the memory of the limit; else nothing."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if limits.memory_bytes <= machine:
+        return ""
+    return (
+        f"mem_limit_mb {limits.memory_bytes // MIB} is more than this machine has "
+        f"({machine // MIB}): the machine runs out of memory before the sandbox reaches its limit"
+    )

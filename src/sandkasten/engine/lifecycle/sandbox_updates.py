@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from sandkasten.errors import Busy, InvalidRequest, PolicyDenied, SandkastenError
 from sandkasten.model.environment import checked_labels
 from sandkasten.model.ids import sandbox_id
-from sandkasten.model.numbers import number
 from sandkasten.model.runs.session_key import parse_session_key
 from sandkasten.model.sandbox.inspection import Inspection, is_inspected
 from sandkasten.model.sandbox.lifecycle import is_there
 from sandkasten.model.sandbox.network_policy import changed_network
+from sandkasten.model.sandbox.policy import checked_duration
 
 if TYPE_CHECKING:
     from sandkasten.engine.handles import Handle, Handles
@@ -146,10 +146,9 @@ class SandboxUpdates:
 
     def _leased(self, record: Record, request: UpdateRequest) -> Record:
         """Return the row with the requested times; times that are not named stay."""
-        most = self._policy.lifetime_s
         lifetime = record.lifetime_s
         if request.lifetime_seconds is not None:
-            lifetime = number("lifetime_seconds", request.lifetime_seconds, low=1, high=most)
+            lifetime = checked_duration("lifetime_seconds", request.lifetime_seconds, self._policy)
             if lifetime > record.lifetime_s and request.key_id is not None and _of_run(record):
                 raise PolicyDenied(
                     f"lifetime_seconds of a session of a run must be at most "
@@ -165,7 +164,7 @@ class SandboxUpdates:
                     field="lifetime_seconds",
                 )
         requested = [
-            number(name, value, low=1, high=most)
+            checked_duration(name, value, self._policy)
             for name, value in (
                 ("ttl_seconds", request.ttl_seconds),
                 ("idle_timeout_seconds", request.idle_timeout_seconds),

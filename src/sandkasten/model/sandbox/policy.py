@@ -266,11 +266,9 @@ def lease_for(options: SandboxOptions, policy: Policy) -> Lease:
     """Return the smallest idle time that was asked for, within the operator's lifetime."""
     lifetime = policy.lifetime_s
     if options.lifetime_seconds is not None:
-        lifetime = number(
-            "lifetime_seconds", options.lifetime_seconds, low=1, high=policy.lifetime_s
-        )
+        lifetime = checked_duration("lifetime_seconds", options.lifetime_seconds, policy)
     asked = [
-        number(name, value, low=1, high=policy.lifetime_s)
+        checked_duration(name, value, policy)
         for name, value in (
             ("ttl_seconds", options.ttl_seconds),
             ("idle_timeout_seconds", options.idle_timeout_seconds),
@@ -279,6 +277,18 @@ def lease_for(options: SandboxOptions, policy: Policy) -> Lease:
     ]
     idle = min(asked) if asked else min(policy.ttl_s, policy.idle_timeout_s)
     return Lease(idle_timeout_s=min(idle, lifetime), lifetime_s=lifetime)
+
+
+def checked_duration(name: str, value: object, policy: Policy) -> float:
+    """Return a time in seconds, which may not exceed the operator's lifetime of a sandbox."""
+    try:
+        return number(name, value, low=1, high=policy.lifetime_s)
+    except InvalidRequest as exc:
+        exc.hint = (
+            f"choose from 1 to {policy.lifetime_s:g} seconds; the operator sets the maximum "
+            "(session_max_lifetime_seconds)"
+        )
+        raise
 
 
 def checked_hostname(hostname: str | None) -> str:
