@@ -74,6 +74,17 @@ def test_the_daemon_is_confined_and_restarts_by_itself(file: str) -> None:
     assert "privileged" not in service
 
 
+@pytest.mark.parametrize("file", few(FILES))
+def test_every_container_has_limits_of_processors_and_memory(file: str) -> None:
+    for name, service in shown(file)["services"].items():
+        assert 1 <= float(service["cpus"]) <= 2, name
+        assert str(service["mem_limit"]) in {"1g", "4g", str(1 << 30), str(4 << 30)}, name
+    given = {**GIVEN, "SANDKASTEN_MEMORY": "3g", "SANDKASTEN_CPUS": "0.5"}
+    service = yaml.safe_load(compose(file, **given).stdout)["services"]["sandkasten"]
+    assert str(service["mem_limit"]) in {"3g", str(3 << 30)}
+    assert float(service["cpus"]) == 0.5
+
+
 @pytest.mark.parametrize(
     ("file", "user", "capabilities"),
     [

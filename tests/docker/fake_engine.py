@@ -57,6 +57,7 @@ class FakeEngine:
         self.path = path
         self.answers: dict[str, Any] = dict(PLAUSIBLE)
         self.asked: list[str] = []
+        self.bodies: list[bytes] = []
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -96,8 +97,9 @@ class FakeEngine:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, target, _ = head.split(" ", 2)
         length = re.search(r"(?i)content-length: (\d+)", head)
+        body = await reader.readexactly(int(length[1])) if length else b""
         if length:
-            await reader.readexactly(int(length[1]))
+            self.bodies.append(body)
         elif "chunked" in head.lower():
             while (size := int(await reader.readline(), 16)) >= 0:
                 await reader.readexactly(size + 2)
@@ -110,8 +112,8 @@ class FakeEngine:
             whole: Callable[..., Awaitable[None]] = found
             await whole(reader, writer)
             return False
-        body = found if isinstance(found, bytes) else json.dumps(found).encode()
-        writer.write(answered(body))
+        said = found if isinstance(found, bytes) else json.dumps(found).encode()
+        writer.write(answered(said))
         await writer.drain()
         return True
 

@@ -149,6 +149,17 @@ async def test_an_engine_answer_that_is_not_json_is_a_typed_error(
     assert await ask_everything(backend) == []
 
 
+async def test_a_required_size_is_a_driver_option_of_the_volume(
+    fake_engine: FakeEngine, client: EngineClient
+):
+    await client.make_volume("v", {"a": "b"}, 16 << 20)
+    await client.make_volume("v", {"a": "b"})
+    assert [json.loads(body) for body in fake_engine.bodies] == [
+        {"Name": "v", "Labels": {"a": "b"}, "DriverOpts": {"size": "16777216"}},
+        {"Name": "v", "Labels": {"a": "b"}},
+    ]
+
+
 async def _endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n[")
     while True:

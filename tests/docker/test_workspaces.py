@@ -10,10 +10,10 @@ import pytest
 from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.backends.docker.engine.engine_host import EngineHost
 from sandkasten.daemon.container import container_removal
-from sandkasten.errors import Conflict, UnsupportedByBackend, WorkspaceNotFound
+from sandkasten.errors import BackendUnavailable, Conflict, UnsupportedByBackend, WorkspaceNotFound
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from tests.docker.site import IMAGE, left, nothing_left, opened, sh
+from tests.docker.site import FAR, IMAGE, left, nothing_left, opened, sh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,21 @@ def requested(name: str, backend: str = "docker", **more: Any) -> CreateRequest:
     image = IMAGE if backend == "docker" else "host"
     options = SandboxOptions(backend=backend, image=image, workspace_id=name, **more)
     return CreateRequest(options)
+
+
+async def test_an_engine_without_sizes_is_refused_if_the_operator_requires_them(
+    engine: Reached, data: Path
+):
+    required = {"docker_require_workspace_limit": "true"}
+    async with opened(data, engine, "volume", **required) as sand:
+        with pytest.raises(BackendUnavailable) as refused:
+            await sand.create(FAR)
+        assert "workspace_mode volume cannot hold workspaces to workspace_mb" in str(refused.value)
+        assert "require_workspace_limit: false" in refused.value.hint
+    assert await nothing_left(engine, data) == []
+    # The innocent twin: without the setting the limit is reported.
+    async with opened(data, engine, "volume") as sand:
+        assert "workspace" in [limit.limit for limit in (await sand.create(FAR)).unenforced]
 
 
 async def test_a_named_workspace_is_a_volume_that_outlives_its_sandboxes(

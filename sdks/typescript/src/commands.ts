@@ -49,7 +49,7 @@ export interface StartOptions extends ExecOptions {
 export class CommandFailed extends Error {
   constructor(readonly result: ExecResult) {
     const how =
-      result.exitCode === null
+      Number.isNaN(result.exitCode)
         ? `was ended by signal ${result.signal}`
         : `ended with exit status ${result.exitCode}`;
     super(`the command ${how}: ${result.stderr.trim().slice(-500)}`);
@@ -57,13 +57,19 @@ export class CommandFailed extends Error {
   }
 }
 
-export interface ExecResult extends ExecAnswer {}
+export interface ExecResult extends Omit<ExecAnswer, "exitCode"> {
+  /**
+   * The exit code; NaN if there is none: a signal ended the command, it still runs, or its end is
+   * unknown. NaN equals nothing, so an unknown end is never taken for success; in JSON it is null.
+   */
+  exitCode: number;
+}
 
 /** How a command ended, or that it still runs. A failed command is a result, not an error. */
 export class ExecResult {
   /** Made by the methods that run commands. */
   constructor(answer: ExecAnswer) {
-    Object.assign(this, answer);
+    Object.assign(this, answer, { exitCode: answer.exitCode ?? Number.NaN });
   }
 
   /** Whether it ended by itself with exit status 0. */
@@ -77,7 +83,10 @@ export class ExecResult {
 
   /** What a shell would put in `$?`: the exit code, or 128 + the signal; null if neither is known. */
   get exitStatus(): number | null {
-    return this.exitCode ?? (this.signal === null ? null : 128 + this.signal);
+    if (!Number.isNaN(this.exitCode)) {
+      return this.exitCode;
+    }
+    return this.signal === null ? null : 128 + this.signal;
   }
 
   /** The bytes of its stdout, also if they are not UTF-8. */
@@ -111,7 +120,7 @@ export class ExecResult {
         details: { exec_id: this.execId },
       });
     }
-    if (this.exitCode === null && this.signal === null) {
+    if (this.exitStatus === null) {
       throw new SandboxLost(`the end of the command is unknown (status ${this.status})`, {
         hint: "the sandbox may be lost; check its status with info()",
         details: { exec_id: this.execId },

@@ -99,7 +99,9 @@ test("bytes that are not UTF-8 come whole", async () => {
 
 test("a timeout is a result, and with check an error", async () => {
   const told = await session.exec(["sleep", "99"], { timeoutMs: 50 });
-  assert.deepEqual([told.timedOut, told.status, told.exitCode], [true, "timed_out", null]);
+  const exitCode: number = told.exitCode;
+  assert.deepEqual([told.timedOut, told.status, exitCode], [true, "timed_out", Number.NaN]);
+  assert.equal(JSON.parse(JSON.stringify(told)).exitCode, null);
   assert.throws(() => told.check(), sandkasten.CommandTimeout);
   const failed = session.exec(["sh", "-c", "echo why >&2; exit 4"], { check: true });
   await assert.rejects(failed, (error) => {

@@ -31,6 +31,8 @@ class DockerOptions:
     workspace_dir: str = ""
     """Directory of the engine's machine in which workspaces are stored; empty: none."""
     shared_volume: str = SHARED_VOLUME
+    require_workspace_limit: bool = False
+    """Refuse a Docker Engine that cannot hold workspaces to their size."""
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""

@@ -87,7 +87,8 @@ class EngineSetup:
 
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
-        return probe.unenforced(self._info, sized=self.place.sized)
+        sized = self.place.sized or self.place.sized_volumes
+        return probe.unenforced(self._info, sized=sized)
 
     @property
     def separate_sockets(self) -> bool:

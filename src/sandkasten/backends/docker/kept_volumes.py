@@ -30,7 +30,8 @@ class KeptVolumes:
 
     async def supported(self) -> bool:
         place = await self._setup.settled()
-        return not place.sized and place.mode != "archive"
+        # The size of a volume is fixed when it is made; a named workspace can be resized.
+        return place.mode != "archive" and not (place.sized or place.sized_volumes)
 
     async def copy(self, source: str, target: str) -> None:
         owner = await self._setup.owner()

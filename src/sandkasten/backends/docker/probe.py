@@ -154,7 +154,8 @@ def unenforced(info: Mapping[str, Any], *, sized: bool) -> tuple[Unenforced, ...
             Unenforced(
                 "workspace",
                 "volumes of a Docker Engine have no size; one sandbox can fill its disk",
-                "workspace_mode bind on the Docker Engine's own machine, as root, holds it",
+                "workspace_mode bind on the Docker Engine's own machine, as root, holds it; "
+                "require_workspace_limit refuses a Docker Engine that does not",
             )
         )
     return tuple(found)

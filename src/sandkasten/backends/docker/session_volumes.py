@@ -60,6 +60,9 @@ class SessionVolumes:
     kernel enforces the size.
     """
 
+    sized_volumes: bool = False
+    """Whether the engine makes volumes that the kernel of its machine holds to a size."""
+
     engines_own: bool = False
     """Whether it is among the engine's own files, as volumes are."""
 
@@ -122,7 +125,9 @@ async def make(
         await make_kept(engine, owner, kept.path)
     elif place.mode == "volume":
         names = resource_names.volume_name(sandbox_id), resource_names.home_volume_name(sandbox_id)
-        await make_volumes(engine, names, labels(resource_names.CELL, owner, sandbox_id))
+        size = spec.limits.workspace_bytes if place.sized_volumes else None
+        told = labels(resource_names.CELL, owner, sandbox_id)
+        await make_volumes(engine, names, told, size_bytes=size)
     if place.ours:
         await asyncio.to_thread(_make_directories, place, sandbox_id, spec, engine.address.section)
 
@@ -135,10 +140,16 @@ async def make_kept(engine: EngineClient, owner: str, workspace: str) -> tuple[s
     return names
 
 
-async def make_volumes(engine: EngineClient, names: Sequence[str], told: Mapping[str, str]) -> None:
+async def make_volumes(
+    engine: EngineClient,
+    names: Sequence[str],
+    told: Mapping[str, str],
+    *,
+    size_bytes: int | None = None,
+) -> None:
     """Create volumes unless they exist. Raise Conflict for a volume of another owner."""
     try:
-        made = await asyncio.gather(*(engine.make_volume(one, told) for one in names))
+        made = await asyncio.gather(*(engine.make_volume(one, told, size_bytes) for one in names))
     except Refused as exc:
         raise translated(exc, "a volume could not be made") from exc
     for one in made:

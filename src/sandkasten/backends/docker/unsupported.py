@@ -32,8 +32,9 @@ def check(spec: CellSpec, info: Mapping[str, Any], place: SessionVolumes, sectio
     is that of its settings.
     """
     if spec.workspace is not None and spec.workspace.kind != "volume" and not place.sized:
+        why = "their volumes would have no size" if place.sized_volumes else "it makes no volumes"
         raise UnsupportedByBackend(
-            "this Docker Engine does not support named workspaces: it makes no volumes for us",
+            f"this Docker Engine does not support named workspaces: {why}",
             hint=f"set {section}.workspace_mode: auto, or use the file store to carry files from "
             "one session to the next",
         )

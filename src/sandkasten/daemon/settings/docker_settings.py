@@ -131,6 +131,12 @@ class EngineSettings:
         SHARED_VOLUME,
         "The volume of workspace_mode shared.",
     )
+    require_workspace_limit: bool = setting(
+        "backends.docker.require_workspace_limit",
+        boolean,
+        False,
+        "Refuse a Docker Engine that cannot hold workspaces to workspace_mb.",
+    )
     cert_path: str | None = setting(
         "backends.docker.cert_path",
         string,
@@ -352,6 +358,7 @@ def _options(engine: EngineSettings, environ: Mapping[str, str]) -> DockerOption
         workspace=engine.workspace_mode,
         workspace_dir=engine.workspace_dir or "",
         shared_volume=engine.shared_volume,
+        require_workspace_limit=engine.require_workspace_limit,
         tls_ca=used["tls_ca"],
         tls_cert=used["tls_cert"],
         tls_key=used["tls_key"],

@@ -320,10 +320,14 @@ class EngineClient:
             return response_checks.mapping(await docker._query_json(f"volumes/{name}"))
         return None
 
-    async def make_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
-        """Create a volume; an existing one is left as it is."""
+    async def make_volume(
+        self, name: str, labels: Mapping[str, str], size_bytes: int | None = None
+    ) -> Mapping[str, Any]:
+        """Create a volume, held to a size if there is one; an existing one is left as it is."""
         async with self._asked() as docker:
-            wanted = {"Name": name, "Labels": dict(labels)}
+            wanted: dict[str, Any] = {"Name": name, "Labels": dict(labels)}
+            if size_bytes is not None:
+                wanted["DriverOpts"] = {"size": str(size_bytes)}
             return response_checks.mapping(
                 await docker._query_json("volumes/create", "POST", data=wanted)
             )

@@ -89,7 +89,7 @@ class WorkspaceModes:
         """Return the best supported mode, or the one the operator requires."""
         await self.ensure_probe_image()
         if self._options.workspace_dir:
-            return await self._directory(self._options.workspace_dir, info)
+            return self._held(await self._directory(self._options.workspace_dir, info))
         wanted = self._options.workspace
         tried: list[str] = []
         for mode in ("bind", "shared", "volume", "archive") if wanted == "auto" else (wanted,):
@@ -110,17 +110,33 @@ class WorkspaceModes:
     async def _try(self, mode: str, info: Mapping[str, Any]) -> SessionVolumes:
         match mode:
             case "volume":
-                await self._check_volumes()
-                return SessionVolumes("volume", "volumes of the Docker Engine")
+                sized = self._options.require_workspace_limit
+                await self._check_volumes(_PROBE_BYTES if sized else None)
+                how = "volumes of the Docker Engine"
+                return SessionVolumes("volume", how, sized_volumes=sized)
             case "archive":
-                return SessionVolumes(
-                    "archive", "the container's own layer, filled by archive copies"
-                )
+                how = "the container's own layer, filled by archive copies"
+                return self._held(SessionVolumes("archive", how))
         self._check_ids(mode, info)
         inside = await self._self()
         if mode == "shared":
-            return await self._shared(inside, info)
-        return await self._bind(inside, info)
+            return self._held(await self._shared(inside, info))
+        return self._held(await self._bind(inside, info))
+
+    def _held(self, found: SessionVolumes) -> SessionVolumes:
+        """Return the mode, unless the operator requires sizes that it cannot hold."""
+        if found.sized or not self._options.require_workspace_limit:
+            return found
+        raise self._unheld(f"workspace_mode {found.mode}", found.why)
+
+    def _unheld(self, what: str, why: str) -> BackendUnavailable:
+        section = self._engine.address.section
+        return BackendUnavailable(
+            f"{what} cannot hold workspaces to workspace_mb ({why})",
+            hint="use workspace_mode bind on the Docker Engine's own machine, as root, keep its "
+            "volumes on XFS mounted with pquota, or set "
+            f"{section}.require_workspace_limit: false",
+        )
 
     async def _bind(self, inside: OwnContainer | None, info: Mapping[str, Any]) -> SessionVolumes:
         at = str(self._cells)
@@ -243,12 +259,15 @@ class WorkspaceModes:
             "station-sandboxes into our container",
         )
 
-    async def _check_volumes(self) -> None:
+    async def _check_volumes(self, size_bytes: int | None) -> None:
         name = f"sandkasten-probe-{secrets.token_hex(8)}"
+        told = labels(resource_names.PROBE, self._owner)
         try:
-            await self._engine.make_volume(name, labels(resource_names.PROBE, self._owner))
+            await self._engine.make_volume(name, told, size_bytes)
             await self._engine.remove_volume(name)
         except Refused as exc:
+            if size_bytes is not None:
+                raise self._unheld("workspace_mode volume", exc.message) from exc
             raise translated(exc, "the Docker Engine makes no volumes for us") from exc
 
     @contextlib.asynccontextmanager
