@@ -134,7 +134,7 @@ impl Authority {
 }
 
 /// Return the content of the subject of a certificate.
-fn subject_of(certificate: &[u8]) -> Option<&[u8]> {
+pub(super) fn subject_of(certificate: &[u8]) -> Option<&[u8]> {
     let (_, outer, _) = split(certificate)?;
     let (_, mut body, _) = split(outer)?;
     // Version, serial number, algorithm, issuer, validity.
@@ -231,6 +231,21 @@ fn date(mut day: u64) -> (u64, u64, u64) {
         month += 1;
     }
     (year, month as u64 + 1, day + 1)
+}
+
+/// Return the outline of a certificate, with a serial number and a key of so many bytes.
+#[cfg(test)]
+pub(super) fn named(subject: &str, serial: u8, key: usize) -> Vec<u8> {
+    let body = [
+        tlv(0xa0, &tlv(2, &[2])),
+        tlv(2, &[serial]),
+        sequence(&[]),
+        sequence(&[]),
+        sequence(&[]),
+        sequence(subject.as_bytes()),
+        tlv(3, &vec![0; key]),
+    ];
+    sequence(&sequence(&body.concat()))
 }
 
 #[cfg(test)]

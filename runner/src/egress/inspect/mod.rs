@@ -10,6 +10,7 @@ mod body;
 mod certificates;
 mod policy;
 mod secrets;
+mod server_chain;
 mod side;
 
 pub use policy::Inspector;
@@ -53,8 +54,6 @@ pub struct Event {
 pub enum Moved {
     Idle,
     Busy,
-    /// We have ended it; the rest of the client's input is thrown away.
-    Ending,
     Done,
 }
 
@@ -72,6 +71,8 @@ pub struct Inspection {
     ending: bool,
     mask: Mask,
     pub events: Vec<Event>,
+    /// Why the server cannot be used, for the log.
+    pub trouble: Option<String>,
 }
 
 impl Inspection {
@@ -103,7 +104,18 @@ impl Inspection {
             ending: false,
             mask: Mask::default(),
             events: Vec::new(),
+            trouble: None,
         })
+    }
+
+    /// Whether we have ended it; the rest of the client's input is thrown away.
+    pub fn is_ending(&self) -> bool {
+        self.ending
+    }
+
+    /// Whether one of the two TLS connections is not made yet.
+    pub fn handshaking(&self) -> bool {
+        self.client.handshaking() || self.server.handshaking()
     }
 
     /// Set what may be received from the server and sent to it in the next step.
@@ -129,6 +141,8 @@ impl Inspection {
         inspector: &Inspector,
         (inside, outside): (RawFd, RawFd),
     ) -> Result<Moved, String> {
+        self.client.begin_turn();
+        self.server.begin_turn();
         for _ in 0..ROUNDS {
             let mut any = self.client.receive(inside)?;
             if !self.ending {
@@ -152,10 +166,8 @@ impl Inspection {
                 }
             }
             if !any {
-                return Ok(match self.ending {
-                    true => Moved::Ending,
-                    false => Moved::Idle,
-                });
+                let busy = self.client.used_turn() || self.server.used_turn();
+                return Ok(if busy { Moved::Busy } else { Moved::Idle });
             }
         }
         Ok(Moved::Busy)
@@ -168,6 +180,7 @@ impl Inspection {
             return Err(trouble.to_owned());
         }
         let text = format!("{} cannot be used over TLS: {}\n", self.name, trouble);
+        self.trouble = Some(trouble.to_owned());
         self.end_with("502 Bad Gateway", &text);
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use super::certificates::Authority;
 use super::secrets::{find, percent_decoded, Mask, Secret};
+use super::server_chain::BoundedVerifier;
 use crate::base64;
 use crate::head::Head;
 use crate::rules::{Destination, Request, Rule, Rules, Verdict};
@@ -29,7 +30,7 @@ impl Inspector {
         roots.add_parsable_certificates(&certificates(v["roots"].as_str()?));
         let mut client = ClientConfig::builder()
             .with_safe_defaults()
-            .with_root_certificates(roots)
+            .with_custom_certificate_verifier(Arc::new(BoundedVerifier::new(roots)))
             .with_no_client_auth();
         client.alpn_protocols = vec![b"http/1.1".to_vec()];
         let mut inspector = Inspector {

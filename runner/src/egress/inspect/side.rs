@@ -9,6 +9,9 @@ use std::os::unix::io::RawFd;
 /// Above this nothing more is read or produced until something has left. A head fits twice.
 const FULL: usize = 128 << 10;
 const PIECE: usize = 16 << 10;
+/// A peer can send without an end what produces no input, such as warnings; the smallest records take the
+/// TLS library 20 ms for this much.
+const TURN: u64 = 128 << 10;
 
 pub struct Side {
     tls: Option<Box<Tls>>,
@@ -25,6 +28,8 @@ pub struct Side {
     pub most: (u64, u64),
     /// Whether that was not enough.
     pub held: (bool, bool),
+    /// Bytes that may still be received before other connections take their turn.
+    turn: u64,
 }
 
 /// The reason why a side failed, as text.
@@ -112,6 +117,7 @@ impl Side {
             received: 0,
             sent: 0,
             most: (u64::MAX, u64::MAX),
+            turn: TURN,
             held: (false, false),
         }
     }
@@ -147,10 +153,19 @@ impl Side {
         self.closed
     }
 
+    pub fn begin_turn(&mut self) {
+        self.turn = TURN;
+    }
+
+    /// Whether more may have arrived than was received in this turn.
+    pub fn used_turn(&self) -> bool {
+        self.turn == 0
+    }
+
     /// Read what is there. Returns whether something was.
     pub fn receive(&mut self, fd: RawFd) -> Result<bool, Trouble> {
         let mut any = false;
-        while !self.ended && self.input.len() < FULL {
+        while !self.ended && self.input.len() < FULL && self.turn > 0 {
             let mut socket = Socket::new(fd, self.most.0);
             let mut buffer = [0u8; PIECE];
             let got = match &mut self.tls {
@@ -158,6 +173,7 @@ impl Side {
                 None => socket.read(&mut buffer),
             };
             self.received += socket.moved;
+            self.turn = self.turn.saturating_sub(socket.moved);
             self.most.0 = socket.most;
             self.held.0 |= socket.held;
             let n = match got {
@@ -174,7 +190,10 @@ impl Side {
                     if let Err(error) = tls.process_new_packets() {
                         // Tell the peer why.
                         let _ = tls.write_tls(&mut Socket::new(fd, u64::MAX));
-                        return Err(error.to_string());
+                        return Err(match error {
+                            rustls::Error::General(why) => why,
+                            error => error.to_string(),
+                        });
                     }
                     self.ended = n == 0;
                     loop {

@@ -13,6 +13,12 @@ use std::time::{Duration, Instant};
 /// How long a client may take to read the last answer.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long both TLS handshakes may take together.
+const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(30);
+const NO_HANDSHAKE: &str = "the TLS handshake did not end in time";
+
+const IDLE: &str = "limit:idle_seconds";
+
 /// Ports on which an inspected host gets only HTTP and TLS. Other ports may have protocols that cannot be
 /// read, such as ssh and PostgreSQL.
 const WEB_PORTS: [u16; 2] = [80, 443];
@@ -84,6 +90,8 @@ impl Egress {
         let (sent, received) = inspection.bytes();
         let held = inspection.held();
         let events: Vec<Event> = inspection.events.drain(..).collect();
+        let (ending, handshaking) = (inspection.is_ending(), inspection.handshaking());
+        let trouble = inspection.trouble.clone();
         self.outward.moved(sent - before.0);
         self.inward.moved(received - before.1);
         if let (Some(up), Some(down)) = (&mut c.up, &mut c.down) {
@@ -108,17 +116,21 @@ impl Egress {
             return self.end(id, connection);
         }
         match moved {
-            Ok(Moved::Done) => self.close(id, &connection, None),
+            Ok(Moved::Done) => self.close(id, &connection, trouble.as_deref()),
             Ok(moved) => {
                 if moved == Moved::Busy {
                     self.busy.push_back(id);
                 } else if (held.0 || held.1) && !self.throttled.contains(&id) {
                     self.throttled.push_back(id);
                 }
-                if moved == Moved::Ending {
-                    let patience = Instant::now() + ENDING_PATIENCE;
-                    connection.deadline.get_or_insert(patience);
-                }
+                connection.deadline = if ending {
+                    let patience = now + ENDING_PATIENCE;
+                    Some(connection.deadline.map_or(patience, |at| at.min(patience)))
+                } else if handshaking {
+                    connection.deadline.or(Some(now + HANDSHAKE_PATIENCE))
+                } else {
+                    None
+                };
                 self.items.insert(id, Item::Connection(connection));
             }
             Err(reason) => {
@@ -126,6 +138,20 @@ impl Egress {
                 reset(&connection.client);
             }
         }
+    }
+
+    /// End a connection that took too long.
+    pub(super) fn late(&mut self, id: u64, connection: &Connection) {
+        let reason = match &connection.state {
+            State::Inspecting(inspection) => match &inspection.trouble {
+                Some(trouble) => trouble,
+                None if inspection.handshaking() => NO_HANDSHAKE,
+                None => IDLE,
+            },
+            _ => IDLE,
+        };
+        self.close(id, connection, Some(reason));
+        reset(&connection.client);
     }
 
     fn note_request(&mut self, id: u64, connection: &Connection, event: Event) {

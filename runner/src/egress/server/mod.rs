@@ -321,10 +321,7 @@ impl Egress {
                         connection.deadline = None;
                         self.stop(id, connection, UNCLEAR);
                     }
-                    State::Relaying | State::Inspecting(_) => {
-                        self.close(id, &connection, Some("limit:idle_seconds"));
-                        reset(&connection.client);
-                    }
+                    State::Relaying | State::Inspecting(_) => self.late(id, &connection),
                     _ => reset(&connection.client),
                 },
                 Some(Item::Lookup(mut lookup, waiting)) => match lookup.late(now) {
