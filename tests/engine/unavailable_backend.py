@@ -117,6 +117,9 @@ class FarCell:
     async def change_network(self, *_: object) -> None:
         await self._backend.ask("change_network")
 
+    async def cut_network(self) -> bool:
+        return False
+
     async def destroy(self) -> None:
         await self._backend.ask("destroy")
         await self.real.destroy()

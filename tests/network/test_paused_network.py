@@ -62,7 +62,7 @@ def test_counters_of_a_paused_sandbox_are_those_from_before(box, web, monkeypatc
 def test_a_command_whose_sender_is_gone_is_not_applied(box, web, data, monkeypatch):
     cell = _cell(box, data)
     box.pause()
-    monkeypatch.setattr(egress, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(egress, "CHANGE_S", 0.1)
     with pytest.raises(Busy, match="did not answer"):
         asyncio.run(egress.change(cell, NetworkPolicy(full=True), ["127.0.0.1/32"]))
     monkeypatch.undo()

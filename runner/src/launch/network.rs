@@ -49,6 +49,10 @@ pub fn start(network: &Network, cgroup: Option<&str>) -> Outcome<Waiting> {
         // SAFETY: ends a forked child without running what belongs to its parent.
         unsafe { libc::_exit(spawn::NOT_EXECUTED) };
     }
+    if let Some(path) = &network.pid_file {
+        // So that the daemon can end it when it does not answer.
+        spawn::write_pid_file(path, pid, "the egress ended at once")?;
+    }
     Ok(Waiting { pid, channel: ours })
 }
 

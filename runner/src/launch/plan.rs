@@ -125,6 +125,8 @@ pub struct Network {
     pub control_fd: i32,
     pub config: String,
     pub records: [String; 2],
+    /// Where its pid and start time are written; absent in a container of its own, which is ended instead.
+    pub pid_file: Option<String>,
     /// Whether the sandbox takes over a device: it has a network stack of its own.
     pub device: bool,
 }
@@ -372,6 +374,7 @@ pub fn network(v: &Value) -> Outcome<Option<Network>> {
         control_fd: number(v, "control_fd")? as i32,
         config: string(v, "config")?,
         records: <[String; 2]>::try_from(records).map_err(|_| bad("records"))?,
+        pid_file: v["pid_file"].as_str().map(str::to_owned),
         device: v["device"].as_bool().ok_or_else(|| bad("device"))?,
     }))
 }

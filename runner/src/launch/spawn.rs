@@ -187,10 +187,8 @@ pub fn wait_born(
     first: impl FnOnce() -> Outcome<i32>,
 ) -> Outcome<Born> {
     let pid = first()?;
-    let start = sys::start_time(pid)
-        .ok_or_else(|| Failure::new(STEP, "the sandbox ended at once", libc::ESRCH))?;
     // Written before the sandbox is known to work, so that a later clean-up can find and end it.
-    write_pid_file(pid_file, pid, start)?;
+    let start = write_pid_file(pid_file, pid, "the sandbox ended at once")?;
     let mut byte = [0u8; 1];
     match read_within(ready, &mut byte, left()) {
         Some(1) => {}
@@ -232,14 +230,17 @@ fn first_pid(info: RawFd, within: Duration) -> Option<i32> {
     }
 }
 
-fn write_pid_file(path: &str, pid: i32, start: u64) -> Outcome<()> {
+/// Write the pid and the start time of a process, and return the latter. `gone`: why it has none.
+pub fn write_pid_file(path: &str, pid: i32, gone: &str) -> Outcome<u64> {
+    let start = sys::start_time(pid).ok_or_else(|| Failure::new(STEP, gone, libc::ESRCH))?;
     let temporary = format!("{}.new", path);
     std::fs::write(&temporary, format!("{} {}", pid, start))
         .and_then(|()| std::fs::rename(&temporary, path))
         .map_err(|e| {
             let errno = e.raw_os_error().unwrap_or(0);
             Failure::new("pid file", format!("write {}: {}", path, e), errno)
-        })
+        })?;
+    Ok(start)
 }
 
 /// The one mistake that exposes the host is a process that looks like uid 1000 inside and is uid 0

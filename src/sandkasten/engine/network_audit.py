@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.network_policy import NetworkAttempt
 
 _AT_ONCE: Final = 16
+# Where they are files of this machine, they are read in milliseconds.
+_LAST_READ_S: Final = 5.0
 _MOST_DIFFERENT: Final = 256
 _HOST_CHARS: Final = 256
 _MOST_READ: Final = 100_000
@@ -72,9 +74,11 @@ class NetworkAudit:
         await asyncio.wait([self._round], timeout=patience_s)
 
     async def ended(self, handle: Handle) -> None:
-        """Copy the verdicts of a sandbox that is removed next."""
+        """Copy the verdicts of a sandbox that is removed next, unless reading them takes long."""
         if handle.record.network != "none" and is_there(handle.record.state):
-            await self._copy(handle)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_READ_S):
+                    await self._copy(handle)
         self._read.pop(handle.record.id, None)
 
     async def aclose(self) -> None:

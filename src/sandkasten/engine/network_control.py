@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.engine.handles import check_not_paused
-from sandkasten.errors import UnsupportedByBackend
+from sandkasten.errors import Busy, SandboxLost, UnsupportedByBackend
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.sandbox.network_policy import (
     NetworkAttempt,
@@ -104,7 +104,9 @@ class NetworkControl:
         """Send a policy, also one that is recorded already: the record says what was sent last.
 
         Raise Conflict for a paused sandbox. Its egress process is frozen and would apply the policy
-        after the caller got the error.
+        after the caller got the error. A network that cannot be changed is cut, so that earlier
+        rules are not in force any more; that is what a closing policy asks for, and SandboxLost for
+        any other.
         """
         check_not_paused(handle.record)
         try:
@@ -112,7 +114,7 @@ class NetworkControl:
                 if handle.record.network != "none":
                     raise _unchangeable(handle.record.id)
                 raise created_without_network(handle.record.id)
-            await handle.cell.change_network(policy, self._ceiling.reachable, inspection)
+            await self._send(handle.cell, handle.record.id, policy, inspection)
         except UnsupportedByBackend:
             # It was created without a network, and the policy is none: nothing to change.
             if not (policy.closed and handle.record.network == "none"):
@@ -128,7 +130,21 @@ class NetworkControl:
             return
         handle = await self._handles.get(record.id)
         if isinstance(handle.cell, Networked):
-            await handle.cell.change_network(self.recorded(record), self._ceiling.reachable)
+            await self._send(handle.cell, record.id, self.recorded(record), None)
+
+    async def _send(
+        self, cell: Networked, sandbox: str, policy: NetworkPolicy, inspection: Inspection | None
+    ) -> None:
+        try:
+            await cell.change_network(policy, self._ceiling.reachable, inspection)
+        except (Busy, SandboxLost) as exc:
+            if not await cell.cut_network():
+                raise
+            if not policy.closed:
+                raise SandboxLost(
+                    f"the network of sandbox {sandbox} could not be changed and is closed for good",
+                    hint="create a new sandbox",
+                ) from exc
 
 
 def _unchangeable(sandbox: str) -> UnsupportedByBackend:

@@ -9,11 +9,12 @@ sums at zero and counts nothing twice.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import Busy, SandboxLost, SandkastenError
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.network_policy import NetworkCounts
 from sandkasten.ports import CountsAfterEnd, Networked
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from sandkasten.ports import Backend
 
 _CONCURRENT_READS: Final = 16
+# An egress process that did not answer is not asked again so soon, so that nothing waits for it
+# twice in a row.
+_ASK_AGAIN_S: Final = 10.0
+_LAST_READ_S: Final = 0.5
 _SUMMED: Final = tuple(one.name for one in fields(NetworkCounts) if one.name != "open")
 
 
@@ -33,6 +38,8 @@ class NetworkTotals:
     def __init__(self, since_boottime: float) -> None:
         self._since = since_boottime
         self._seen: dict[str, NetworkCounts] = {}
+        self._silent: dict[str, float] = {}
+        """When a process that did not answer is asked again."""
         self._sums = dict.fromkeys(_SUMMED, 0)
         self.note: Callable[[Record, NetworkCounts], Awaitable[None]] | None = None
         """Called with counters that have changed since they were last read."""
@@ -56,23 +63,58 @@ class NetworkTotals:
         return NetworkCounts(open=sum(opened), **self._sums)
 
     async def of(self, handle: Handle, cell: Networked) -> NetworkCounts:
-        """Return the counters of one sandbox; of a paused one, those from before the pause."""
+        """Return the counters of one sandbox; of a paused one, those from before the pause, and of
+        one whose process does not answer, the last ones that are known. Raise Busy without any.
+        """
+        seen = self._seen.get(handle.record.id)
         if handle.record.state is State.PAUSED:
-            return self._seen.get(handle.record.id, NetworkCounts())
-        return await cell.network_counts()
+            return seen or NetworkCounts()
+        try:
+            return await self._asked(handle, cell)
+        except (Busy, SandboxLost) as exc:
+            if handle.record.network == "none":
+                # The process was cut off when it could not be told that the network is closed.
+                return replace(seen or NetworkCounts(), open=0)
+            if seen is None or isinstance(exc, SandboxLost):
+                raise
+            return seen
 
     async def ended(self, handle: Handle) -> None:
-        """Read the counters of one sandbox for the last time."""
-        await self.read_one(handle)
-        self._seen.pop(handle.record.id, None)
+        """Read the counters of one sandbox for the last time. What does not answer at once is
+        removed without that.
+        """
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_READ_S):
+                    await self.read_one(handle)
+        finally:
+            self._seen.pop(handle.record.id, None)
+            self._silent.pop(handle.record.id, None)
+
+    async def _asked(self, handle: Handle, cell: Networked) -> NetworkCounts:
+        the_id = handle.record.id
+        if time.monotonic() < self._silent.get(the_id, 0.0):
+            raise Busy(
+                f"the network of sandbox {the_id} does not answer",
+                hint="try again; if it stays, create a new sandbox",
+            )
+        try:
+            counts = await cell.network_counts()
+        except Busy:
+            self._silent[the_id] = time.monotonic() + _ASK_AGAIN_S
+            raise
+        self._silent.pop(the_id, None)
+        return counts
 
     async def ended_unattended(self, backend: Backend, record: Record) -> None:
         """Note the final counters of a sandbox without a handle, before its files are removed."""
         if self.note is None or record.network == "none":
             return
         if isinstance(backend, CountsAfterEnd):
-            with suppress(SandkastenError):
-                await self.note(record, await backend.final_counts(record.id))
+            with suppress(SandkastenError, TimeoutError):
+                async with asyncio.timeout(_LAST_READ_S):
+                    counts = await backend.final_counts(record.id)
+                await self.note(record, counts)
 
     async def read_one(self, handle: Handle) -> NetworkCounts | None:
         """Return the counters of one sandbox, and add them; None if it does not answer."""
@@ -84,7 +126,7 @@ class NetworkTotals:
         if record.state is State.PAUSED:
             return self._seen.get(record.id)
         with suppress(SandkastenError):
-            counts = await handle.cell.network_counts()
+            counts = await self._asked(handle, handle.cell)
             older = counts if record.created_boottime < self._since else NetworkCounts()
             seen = self._seen.get(record.id)
             before = older if seen is None else seen

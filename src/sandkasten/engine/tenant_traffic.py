@@ -153,6 +153,9 @@ class TenantTraffic:
             if not _is_limited(handle.record) or handle.record.state is not State.RUNNING:
                 return
             counted = await self.counted(handle)
+            if counted is None:
+                # It moves nothing until it answers again, and stops at its last allowance.
+                return
             policy = replace(
                 self._control.recorded(handle.record), allowance=allowance(left, counted)
             )

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkasten.errors import Busy, SandboxLost
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.launcher import listen
+from sandkasten.linux.processes import pin
+from sandkasten.linux.state_layout import read_pid
 from sandkasten.linux.trust_files import TRUST
 from sandkasten.model.sandbox.inspection import created_without_inspection
 from sandkasten.model.sandbox.network_policy import (
@@ -36,10 +38,17 @@ if TYPE_CHECKING:
 
 CONTROL: Final = "egress.sock"
 CONFIG: Final = "egress.json"
+PID: Final = "egress.pid"
 RECORDS: Final = ("egress.0", "egress.1")
 _RESOLV: Final = "/etc/resolv.conf"
 _MAX_ANSWER: Final = 1 << 16
-_TIMEOUT_S: Final = 10.0
+READ_S: Final = 1.0
+CHANGE_S: Final = 5.0
+"""How long the process may take to answer. It needs less than a millisecond, but shares the
+processor time of its sandbox. One that takes longer is cut off when its rules must change.
+"""
+_START_S: Final = 10.0
+_DEATH_S: Final = 5.0
 _MAX_RECORDS: Final = 4 << 20
 # The kernel sets the time of a file to the last clock tick, up to 10 ms before the write.
 _TICK_S: Final = 0.02
@@ -81,6 +90,7 @@ def prepare(
             "control_fd": control.fileno(),
             "config": os.fspath(cell / CONFIG),
             "records": [os.fspath(cell / name) for name in RECORDS],
+            "pid_file": os.fspath(cell / PID),
             "device": device,
         },
     )
@@ -138,7 +148,7 @@ def begin_inspection(cell: Path, authority: Authority, inspection: Inspection) -
 
     They go over the socket, because no secret may be in a file, an argument or an environment.
     """
-    asyncio.run(ask(cell, inspection_command(authority, inspection)))
+    asyncio.run(ask(cell, inspection_command(authority, inspection), _START_S))
 
 
 def inspection_command(authority: Authority, inspection: Inspection) -> dict[str, object]:
@@ -164,7 +174,7 @@ def name_servers(file: str = _RESOLV) -> list[str]:
     return [f"[{one}]:53" if ":" in one else f"{one}:53" for one in found[:3]]
 
 
-async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
+async def ask(cell: Path, command: dict[str, object], within_s: float) -> dict[str, Any]:
     """Send one command to the process and return its answer.
 
     Raise UnsupportedByBackend if the sandbox was created without a network, SandboxLost if the
@@ -176,7 +186,7 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
     except FileNotFoundError as exc:
         raise created_without_network(cell.name) from exc
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             reader, writer = await asyncio.open_unix_connection(
                 f"/proc/self/fd/{directory}/{CONTROL}", limit=_MAX_ANSWER
             )
@@ -188,11 +198,9 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
                 writer.transport.abort()
     except FileNotFoundError as exc:
         raise created_without_network(cell.name) from exc
-    except TimeoutError as exc:
-        raise Busy(
-            f"the network of sandbox {cell.name} did not answer within {_TIMEOUT_S:g} s",
-            hint="the host may be overloaded; try again",
-        ) from exc
+    except (TimeoutError, BlockingIOError) as exc:
+        # It has not even accepted the connections of earlier commands, or not read this one.
+        raise silent(cell.name, within_s) from exc
     except (OSError, ValueError) as exc:
         raise SandboxLost(
             f"the network of sandbox {cell.name} does not answer", hint="create a new sandbox"
@@ -204,6 +212,32 @@ async def ask(cell: Path, command: dict[str, object]) -> dict[str, Any]:
             f"the network of sandbox {cell.name} refused a command", hint="create a new sandbox"
         )
     return answer
+
+
+def silent(sandbox: str, within_s: float) -> Busy:
+    """Return the error for a process that lives and does not answer."""
+    return Busy(
+        f"the network of sandbox {sandbox} did not answer within {within_s:g} s",
+        hint="try again; if it stays, create a new sandbox",
+    )
+
+
+def cut(cell: Path) -> bool:
+    """Kill the process, which ends every connection for good, and return whether it is gone.
+
+    It is not asked, so this works when it does not answer. Blocking.
+    """
+    known = read_pid(cell, PID)
+    if known is None:
+        return False
+    pinned = pin(*known)
+    if pinned is None:
+        return True
+    try:
+        pinned.kill()
+        return pinned.wait(_DEATH_S)
+    finally:
+        pinned.close()
 
 
 async def change(
@@ -218,7 +252,7 @@ async def change(
     """
     if inspection is not None and not await asyncio.to_thread((cell / TRUST).exists):
         raise created_without_inspection(cell.name)
-    await ask(cell, change_command(policy, reachable, inspection))
+    await ask(cell, change_command(policy, reachable, inspection), CHANGE_S)
 
 
 def change_command(
@@ -238,7 +272,7 @@ def change_command(
 async def counts(cell: Path) -> NetworkCounts:
     """Return the counters; after the end of the sandbox, those in its files."""
     try:
-        return counts_in(await ask(cell, {}))
+        return counts_in(await ask(cell, {}, READ_S))
     except SandboxLost:
         left = await asyncio.to_thread(_lines, cell, 0, 0.0)
         if left and left[-1].get("event") == _ENDED:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import BackendUnavailable
-from sandkasten.linux import processes
+from sandkasten.linux import egress, processes
 from sandkasten.linux.cgroup import cgroups, freezer
 from sandkasten.linux.confinement import id_ranges
 from sandkasten.linux.state_layout import CellState, Layout, read_pid, read_state
@@ -46,6 +46,8 @@ def remove(layout: Layout, sandbox_id: SandboxId) -> None:
         return
     state = read_state(cell) or _guess(sandbox_id)
     _end(cell, sandbox_id, state)
+    # It ends with its sandbox by itself, unless it hangs; and only root has a cgroup that kills it.
+    egress.cut(cell)
     if state.volume is not None and not _lived_in(layout, sandbox_id, state.volume):
         workspace_image.await_detached(state.volume, _DEATH_DEADLINE_S)
     with contextlib.suppress(OSError):

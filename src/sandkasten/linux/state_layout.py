@@ -91,10 +91,13 @@ def read_state(cell: Path) -> CellState | None:
         return None
 
 
-def read_pid(cell: Path) -> tuple[int, int] | None:
-    """Return (pid, start time) of the sandbox's first process, as the launcher wrote it."""
+def read_pid(cell: Path, name: str = "pid") -> tuple[int, int] | None:
+    """Return (pid, start time) of the sandbox's first process, as the launcher wrote it.
+
+    `name`: the file of another process.
+    """
     try:
-        pid, start = (cell / "pid").read_text().split()
+        pid, start = (cell / name).read_text().split()
         return int(pid), int(start)
     except (OSError, ValueError):
         return None

@@ -296,8 +296,14 @@ class Networked(Protocol):
         """
         ...
 
+    async def cut_network(self) -> bool:
+        """End the network for good without asking the process that decides about it. Return False
+        if that cannot be done.
+        """
+        ...
+
     async def network_counts(self) -> NetworkCounts:
-        """Return what was counted since the cell was made."""
+        """Return what was counted since the cell was made. Raise Busy if that process is silent."""
         ...
 
     async def network_records(self, after: int, since: float = 0.0) -> Sequence[Mapping[str, Any]]:

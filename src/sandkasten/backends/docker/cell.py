@@ -141,6 +141,9 @@ class DockerCell:
             raise created_without_inspection(self.id)
         await self._network.change(policy, reachable, inspection)
 
+    async def cut_network(self) -> bool:
+        return await self._network.cut()
+
     async def network_counts(self) -> NetworkCounts:
         return await self._network.counts()
 

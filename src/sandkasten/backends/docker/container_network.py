@@ -155,7 +155,11 @@ class EnteredNetwork:
     async def change(
         self, policy: NetworkPolicy, reachable: Sequence[str], inspection: Inspection | None
     ) -> None:
-        await egress.ask(self._directory, egress.change_command(policy, reachable, inspection))
+        command = egress.change_command(policy, reachable, inspection)
+        await egress.ask(self._directory, command, egress.CHANGE_S)
+
+    async def cut(self) -> bool:
+        return await asyncio.to_thread(egress.cut, self._directory)
 
     async def counts(self) -> NetworkCounts:
         return await egress.counts(self._directory)
@@ -165,9 +169,10 @@ class EnteredNetwork:
 
 
 def close_network(directory: Path, sandbox_id: SandboxId) -> None:
-    """Remove the files and release the ids. The process ends with its container. Twice is fine."""
+    """End the process, remove the files and release the ids. Twice is fine."""
     if not directory.exists():
         return
+    egress.cut(directory)
     slot = id_ranges.slot_of(id_ranges.HOST_DIRECTORY, sandbox_id)
     if slot is not None:
         id_ranges.release(id_ranges.HOST_DIRECTORY, slot, sandbox_id)

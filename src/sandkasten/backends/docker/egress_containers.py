@@ -21,7 +21,7 @@ from sandkasten.backends.docker.container_network import inspection_refusal
 from sandkasten.backends.docker.engine.engine_client import EngineClient, Refused, translated
 from sandkasten.backends.docker.engine.exec_stream import ExecStream
 from sandkasten.backends.docker.engine.workspace_mode import PROBE_IMAGE
-from sandkasten.errors import BackendUnavailable, SandboxLost
+from sandkasten.errors import BackendUnavailable, Busy, SandboxLost
 from sandkasten.linux import egress
 from sandkasten.linux.launcher import trouble
 
@@ -47,7 +47,8 @@ _PIDS: Final = 16
 _MAX_ANSWER: Final = 1 << 16
 _MAX_RECORDS: Final = 4 << 20
 _FIRST: Final = b'"seq":1,'
-_START_S, _ANSWER_S, _AGAIN_S = 20.0, 10.0, 0.05
+# On a machine that may be far away, and through a process that the engine starts.
+_START_S, _ANSWER_S, _READ_S, _AGAIN_S = 20.0, 10.0, 5.0, 0.05
 # To open files of the volume, and to become another user.
 _BASE: Final = ("DAC_OVERRIDE", "SETGID", "SETUID")
 
@@ -103,7 +104,7 @@ class EgressContainers:
         while True:
             try:
                 await self._ask({})
-            except SandboxLost as exc:
+            except (Busy, SandboxLost) as exc:
                 for name in (self._inside, self._egress):
                     await self._check(name)
                 if time.monotonic() > deadline:
@@ -138,10 +139,20 @@ class EgressContainers:
             raise refusal
         await self._ask(egress.change_command(policy, reachable, inspection))
 
+    async def cut(self) -> bool:
+        """See `ports.Networked`. Its container stays, with the records."""
+        try:
+            await self._engine.kill(self._egress)
+        except Refused as exc:
+            if exc.not_there or exc.conflict:
+                return True
+            raise translated(exc, f"the network of sandbox {self._id} cannot be closed") from exc
+        return True
+
     async def counts(self) -> NetworkCounts:
         """Return the counters, also after the end of the sandbox, while its volume exists."""
         try:
-            return egress.counts_in(await self._ask({}))
+            return egress.counts_in(await self._ask({}, _READ_S))
         except SandboxLost:
             left = await asyncio.to_thread(egress.final_counts_in, await self._files())
             if left is None:
@@ -167,11 +178,13 @@ class EgressContainers:
                 break  # the second file is used after the first one was full
         return found
 
-    async def _ask(self, command: dict[str, object]) -> dict[str, Any]:
+    async def _ask(self, command: dict[str, object], within_s: float = _ANSWER_S) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(within_s):
                 answer = json.loads(await self._exchange(json.dumps(command).encode() + b"\n"))
-        except (Refused, OSError, TimeoutError, ValueError) as exc:
+        except TimeoutError as exc:
+            raise egress.silent(self._id, within_s) from exc
+        except (Refused, OSError, ValueError) as exc:
             raise SandboxLost(
                 f"the network of sandbox {self._id} does not answer", hint="create a new sandbox"
             ) from exc

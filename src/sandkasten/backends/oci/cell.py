@@ -116,6 +116,9 @@ class OciCell:
         """See `ports.Networked`."""
         await egress.change(self.layout.cell(self.id), policy, reachable, inspection)
 
+    async def cut_network(self) -> bool:
+        return await asyncio.to_thread(egress.cut, self.layout.cell(self.id))
+
     async def network_counts(self) -> NetworkCounts:
         return await egress.counts(self.layout.cell(self.id))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_results import GRACE_S, ending_of
-from sandkasten.errors import SandkastenError, UnsupportedByBackend
+from sandkasten.errors import Busy, SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import ExecNetwork
 from sandkasten.model.commands.verdict import needs_figures, verdict
 from sandkasten.model.sandbox.network_policy import attempt, refusals, suggested
@@ -75,6 +75,9 @@ async def _created_with_network(handle: Handle, cell: Networked) -> bool:
             await cell.network_counts()
         except UnsupportedByBackend:
             handle.networked = False
+        except Busy:
+            # It has one, which must not be asked again after every command.
+            handle.networked = True
         except SandkastenError:
             return False
         else:

@@ -190,6 +190,11 @@ class EngineClient:
         async with self._asked() as docker:
             await docker.containers.container(container).unpause()
 
+    async def kill(self, container: str) -> None:
+        """Kill a container, which stays. Raise Refused (conflict) if it does not run."""
+        async with self._asked() as docker:
+            await docker.containers.container(container).kill()
+
     async def logs(self, container: str) -> str:
         """Return the last lines of its log, for messages."""
         async with self._asked() as docker:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
 
 _ANSWER_S: Final = 10.0
+_READ_S: Final = 5.0
 _PART_BYTES: Final = 64 * 1024
 _MOST_BYTES: Final = 1 << 20
 
@@ -35,23 +36,27 @@ class NetworkedCell(KubernetesCell):
             raise created_without_inspection(self.id)
         await self._ask(egress.change_command(policy, reachable))
 
+    async def cut_network(self) -> bool:
+        """See `ports.Networked`. No other container of a Pod can end that of its network."""
+        return False
+
     async def network_counts(self) -> NetworkCounts:
-        return egress.counts_in(await self._ask({}))
+        return egress.counts_in(await self._ask({}, _READ_S))
 
     async def network_records(self, after: int, since: float = 0.0) -> Sequence[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []
         while True:
             # An answer has some of them, so that it is never large.
-            answer = await self._ask({"after": after, "since": since})
+            answer = await self._ask({"after": after, "since": since}, _READ_S)
             part = answer.get("records") or []
             if not part:
                 return found
             found += part
             after = int(part[-1]["seq"])
 
-    async def _ask(self, command: dict[str, object]) -> dict[str, Any]:
+    async def _ask(self, command: dict[str, object], within_s: float = _ANSWER_S) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(within_s):
                 answer = json.loads(await self._exchange(json.dumps(command).encode() + b"\n"))
         except (OSError, ValueError) as exc:
             # Also TimeoutError.
