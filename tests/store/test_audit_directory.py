@@ -249,6 +249,65 @@ async def test_lines_whose_head_was_not_written_are_adopted(audit):
     assert (report.flaw, report.records) == (None, 3)
 
 
+APPENDED = {
+    "a line": b"x\n",
+    "a part of a line": b"x",
+    "an empty line": b"\n",
+    "NUL": b"\0",
+    "many NUL": b"\0" * 4096,
+    "a record of its own": b'{"action":"a.b","at":1.0,"seq":2}\n',
+    "half a record with NUL": b'{"action":"a.b"\0',
+    "half a record and a line": b'{"action":"a.b"\n{"action":',
+}
+
+
+@pytest.mark.promise("P86")
+@pytest.mark.parametrize("place", ["newest", "next"])
+@pytest.mark.parametrize("name", APPENDED)
+async def test_what_was_appended_is_found_and_the_next_record_removes_it(audit, name, place):
+    audit.record(row(1))
+    path, _ = lines_of(audit)
+    with (path if place == "newest" else path.with_name("0000000002.jsonl")).open("ab") as file:
+        file.write(APPENDED[name])
+    assert await flaw_of(audit) in ((2, "changed"), (2, "incomplete"))
+    if place == "newest":
+        audit.record(row(2))
+        assert await flaw_of(audit) is None
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 11, 40, -2])
+async def test_a_line_that_a_crash_cut_off_is_no_flaw_and_is_written_anew(audit, cut):
+    audit.record(row(1))
+    path, (first,) = lines_of(audit)
+    line, _ = record_line(row(2), AuditHead(1, json.loads(first)["hash"]))
+    with path.open("ab") as file:
+        file.write(line[:cut])
+    assert await flaw_of(audit) is None
+    audit.record(row(3))
+    report = await audit.verify()
+    assert (report.flaw, report.records) == (None, 2)
+
+
+async def test_what_a_crash_left_in_a_new_segment_is_taken_over(tmp_path):
+    """The writer died between the first line of a segment and the head."""
+    log = AuditDirectory(tmp_path / "audit", segment_bytes=4096)
+    number = 0
+    while not (tmp_path / "audit" / "0000000002.jsonl").exists():
+        number += 1
+        old = (tmp_path / "audit" / "head").read_bytes() if number > 1 else b""
+        log.record(row(number))
+    await log.aclose()
+    (tmp_path / "audit" / "head").write_bytes(old)
+    with (tmp_path / "audit" / "0000000002.jsonl").open("ab") as file:
+        file.write(b'{"action":"a.b","at')
+    log = AuditDirectory(tmp_path / "audit", segment_bytes=4096)
+    assert await flaw_of(log) is None
+    log.record(row(number + 1))
+    report = await log.verify()
+    await log.aclose()
+    assert (report.flaw, report.records) == (None, number + 1)
+
+
 async def test_a_record_waits_while_another_process_holds_the_log(audit):
     audit.record(row(1))
     with (audit.path / "head").open("rb") as held:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 GENESIS: Final = "0" * 64
 CUT: Final = "audit.cut"
 """The action of a record that says which records the retention has removed."""
+LINE_BEGIN: Final = b'{"action":"'
 # Far more than a record has; what a changed file contains must not fill the memory.
 MAX_LINE_BYTES: Final = 1 << 20
 _TAIL = lazy_pattern.compile(rb',"hash":"([0-9a-f]{64})"}\n\Z')

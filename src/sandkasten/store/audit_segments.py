@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import logging
 import os
 import threading
@@ -24,6 +25,7 @@ from sandkasten.model import lazy_pattern
 from sandkasten.model.audit_chain import (
     CUT,
     GENESIS,
+    LINE_BEGIN,
     MAX_LINE_BYTES,
     ChainCheck,
     record_line,
@@ -178,7 +180,10 @@ class AuditSegments:
         number = writer.segment + 1
         fd = _opened(self._segment(number), os.O_RDWR | os.O_APPEND)
         os.close(writer.segment_fd)
-        writer.segment_fd, writer.segment, writer.size = fd, number, os.fstat(fd).st_size
+        writer.segment_fd, writer.segment, writer.size = fd, number, 0
+        if there := os.fstat(fd).st_size:
+            # Of a process that died before it wrote the head.
+            self._take_rest(writer, there)
         told = {"seq": writer.head.seq, "hash": writer.head.hash}
         # In the log of the daemon too, which is often kept on another machine.
         log.info("audit.segment", extra={"sandkasten": told})
@@ -307,12 +312,14 @@ class AuditSegments:
         return self._verify_once(heads)
 
     def _verify_once(self, heads: Sequence[AuditHead]) -> AuditReport:
-        # Only up to the head: what follows is being written, or was left by a process that died.
-        found = _HEAD.match(self._head_text())
+        text, rest = self._head_and_rest()
+        found = _HEAD.match(text)
         check = ChainCheck(heads)
         if found is not None:
             check = ChainCheck([*heads, AuditHead(int(found[1]), found[2].decode())])
         for number in self.numbers():
+            if found is not None and number > int(found[3]):
+                break
             path = self._segment(number)
             end = int(found[4]) if found is not None and number == int(found[3]) else None
             with path.open("rb") as file:
@@ -323,18 +330,42 @@ class AuditSegments:
                     place += 1
                     if not check.add(line, f"{path.name}:{place}"):
                         return check.report()
+        for name, data in rest:
+            for line in io.BytesIO(data):
+                if _may_be_half_a_record(line):
+                    break
+                if not check.add(line, f"{name}, after the newest record"):
+                    return check.report()
         return check.report()
 
     def _head_text(self) -> bytes:
         """Return the head file, not while a record is written."""
+        return self._head_and_rest(rest=False)[0]
+
+    def _head_and_rest(self, *, rest: bool = True) -> tuple[bytes, list[tuple[str, bytes]]]:
+        """Return the head file, not while a record is written, and what is behind its record: what
+        a process left that died before it wrote the head, or what another program has written.
+        """
         try:
             fd = os.open(self.path / "head", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return b""
+            return b"", []
         try:
-            with contextlib.suppress(LockHeldError):
+            try:
                 _lock(fd, wait=True)
-            return os.pread(fd, 256, 0)
+            except LockHeldError:
+                return os.pread(fd, 256, 0), []
+            text = os.pread(fd, 256, 0)
+            found = _HEAD.match(text)
+            if found is None or not rest:
+                return text, []
+            left = []
+            for number in self.numbers():
+                if number >= int(found[3]):
+                    with self._segment(number).open("rb") as file:
+                        file.seek(int(found[4]) if number == int(found[3]) else 0)
+                        left.append((self._segment(number).name, file.read(_MOST_REST_BYTES)))
+            return text, left
         finally:
             os.close(fd)
 
@@ -428,6 +459,13 @@ def _last_row(path: Path) -> AuditRow | None:
         return row_of_line(lines[-1]) if lines else None
     except ValueError:
         return None
+
+
+def _may_be_half_a_record(line: bytes) -> bool:
+    """Return whether a process may have died, or the disk been full, while it wrote this line."""
+    if line.endswith(b"\n") or not all(32 <= one < 127 for one in line):
+        return False
+    return line.startswith(LINE_BEGIN) or LINE_BEGIN.startswith(line)
 
 
 def _first_row(path: Path) -> AuditRow | None:
