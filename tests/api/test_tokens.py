@@ -167,6 +167,21 @@ WRONG = {
     "a public key as a secret": confused,
     "expired": lambda: token(exp=int(time.time()) - 3600),
     "not valid yet": lambda: token(nbf=int(time.time()) + 3600),
+    **{
+        f"{claim} is {value!r}": lambda claim=claim, value=value: token(**{claim: value})
+        for claim in ("exp", "nbf", "iat")
+        for value in (
+            str(int(time.time()) + (600 if claim == "exp" else -600)),
+            True,
+            float("nan"),
+            float("inf"),
+            -1,
+            10**12,
+            10**400,
+            [],
+            {},
+        )
+    },
     "no expiry": lambda: token(exp=None),
     "another issuer": lambda: token(iss="https://evil.example"),
     "no issuer": lambda: token(iss=None),

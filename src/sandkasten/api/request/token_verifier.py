@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from sandkasten.model.access.tenancy import Scope
 
 _MAX_SUBJECT: Final = 100
+_DATES: Final = ("exp", "nbf", "iat")
+_LATEST: Final = 253_402_300_799
+"""The last second of the year 9999."""
 # Three parts in base64url without padding; the decoder would accept more.
 _FORM: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]*){2}")
 
@@ -142,7 +145,17 @@ class TokenVerifier:
             return None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
             raise refused() from exc
+        # The library also accepts what Python can convert, such as "1795000000" and true.
+        if not all(_is_date(claims[name]) for name in _DATES if name in claims):
+            raise refused()
         return claims
+
+
+def _is_date(claim: object) -> bool:
+    """Return whether a claim is a NumericDate of RFC 7519, in a year that has four digits."""
+    if isinstance(claim, bool) or not isinstance(claim, int | float):
+        return False
+    return 0 <= claim <= _LATEST
 
 
 def refused() -> Unauthorized:
