@@ -20,6 +20,7 @@ from sandkasten.daemon.http.http_protocol import guarded
 from sandkasten.daemon.http.websocket_protocol import guarded_websocket
 from sandkasten.engine.clock import SystemClock
 from tests.api.openapi_check import check
+from tests.api.streamed_routes import CountedStreams
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Daemon:
     server: Server
     port: int
     http: aiohttp.ClientSession
+    streams: CountedStreams
 
     @property
     def url(self) -> str:
@@ -75,8 +77,9 @@ async def serving(
     parts.setdefault("doorkeeper", Doorkeeper(clock=clock, open_loopback=True))
     server = Server(engine=engine, clock=clock, **parts)
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    streams = CountedStreams(App(server, (*ALL, *more)))
     config = uvicorn.Config(
-        App(server, (*ALL, *more)),
+        streams,
         log_config=None,
         lifespan="off",
         ws=guarded_websocket(server.rules),
@@ -97,7 +100,8 @@ async def serving(
     await running.on_tick(0)
     try:
         async with aiohttp.ClientSession() as http:
-            yield Daemon(server, listener.getsockname()[1], http)
+            yield Daemon(server, listener.getsockname()[1], http, streams)
         await asyncio.sleep(0)
+        assert not streams.unlisted, f"add to tests/api/streamed_routes.py: {streams.unlisted}"
     finally:
         await asyncio.wait_for(running.shutdown(sockets=[listener]), PATIENCE_S)

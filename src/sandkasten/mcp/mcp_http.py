@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.api.error_responses import problem
@@ -135,4 +135,6 @@ class _Response:
 
     async def __call__(self, message: Any) -> None:
         self.begun = True
-        await self._send(message)
+        # The library learns that a client has left from `receive`, and logs an error of `send`.
+        with suppress(ClientLeft):
+            await self._send(message)

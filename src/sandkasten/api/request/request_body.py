@@ -27,7 +27,7 @@ LEFT: Final = "sandkasten.left"
 
 
 class ClientLeft(Exception):
-    """The client disconnected during its request: no response can be sent."""
+    """The client disconnected before the end of the response, and nothing more can be sent."""
 
 
 async def read_body(request: Request, most: int, timeout_s: float) -> bytes:

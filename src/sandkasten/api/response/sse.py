@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from sandkasten.api.error_responses import body_of, unforeseen
+from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.api.response.json_response import as_json
 from sandkasten.errors import SandkastenError
 
@@ -102,6 +103,8 @@ class EventStream(Response):
                 coming = asyncio.ensure_future(_next(self._events))
         except SandkastenError as exc:
             await send(_body(event("error", body_of(exc, self._request_id))))
+        except ClientLeft:
+            raise
         except Exception as exc:
             # The status line is already sent; the reader must still learn of the failure.
             error = body_of(unforeseen(exc), self._request_id)

@@ -1,29 +1,31 @@
 """HTTP connections with deadlines, so that an idle client cannot hold one open.
 
 Adds to uvicorn's protocols: a deadline and bounds for the headers, a deadline for a client that
-does not read, an end for a client that still sends after the response, and turns for the others
-while one sends a lot. Knows no route and no key; a refused request gets the common error body, and
-the connection is closed.
+does not read, an end for a client that still sends after the response, turns for the others while
+one sends or is sent a lot, and an end for a response whose client has left. Knows no route and no
+key; a refused request gets the common error body, and the connection is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sandkasten.api.error_responses import body_of
 from sandkasten.api.http_limits import HttpLimits
-from sandkasten.api.request.request_body import LEFT
+from sandkasten.api.request.request_body import LEFT, ClientLeft
 from sandkasten.api.request.request_log import log_request
 from sandkasten.api.response.json_response import as_json
 from sandkasten.daemon.http.receive_buffer import ReceiveBuffer, has_left, reset
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
 
 if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
     from sandkasten.errors import Detail
 
 # After the response, for bytes that were already on their way; they are read and dropped.
@@ -101,6 +103,43 @@ class _Flow(FlowControl):
             self._protocol.received.proceed()
 
 
+class _Answered:
+    """An application each of whose responses goes through here, whatever produces it.
+
+    After each piece of a streamed body the others have a turn, even if the client takes everything
+    at once or the producer never waits. When the client has left, ClientLeft ends the producer:
+    the transport drops what is written to it then, without a limit. A HEAD request is answered by
+    the headers, and no body is produced for it.
+    """
+
+    __slots__ = ("_app", "_cycle", "_transport")
+
+    def __init__(self, app: Any, cycle: RequestResponseCycle, transport: asyncio.Transport) -> None:
+        self._app = app
+        self._cycle = cycle
+        self._transport = transport
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_head = scope["method"] == "HEAD"
+
+        async def answer(message: Any) -> None:
+            begins = message["type"] == "http.response.start"
+            if begins or not is_head:
+                await send(message)
+            if begins and is_head:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if message.get("more_body"):
+                await asyncio.sleep(0)
+                if is_head or self._transport.is_closing():
+                    raise ClientLeft
+
+        try:
+            await self._app(scope, receive, answer)
+        except ClientLeft:
+            # The transport may report the end only in the next turn.
+            self._cycle.disconnected = True
+
+
 def guarded(rules: HttpLimits) -> type[HttpToolsProtocol]:
     """Return the protocol class with these rules, for uvicorn's `http`."""
 
@@ -123,6 +162,8 @@ class GuardedProtocol(HttpToolsProtocol):
     _patience: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _watching: asyncio.TimerHandle | None = None
+    _answering: RequestResponseCycle | None = None
+    """The request whose response is produced; `cycle` may be a later one of a pipeline."""
     received: ReceiveBuffer
 
     # ---- the connection
@@ -146,6 +187,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._cancel()
         self._left.set()
         self.received.close()
+        if self._answering is not None and not self._answering.response_complete:
+            # uvicorn only tells the last one that was received.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -220,6 +265,10 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.cycle is not None:
                 # The cycle's task has not started yet.
                 self.cycle.transport = _Joined(self.transport, self.loop)  # type: ignore[assignment]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, _Answered(app, cycle, self.transport))
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:

@@ -114,6 +114,8 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
+        # As for a received message. A client that left is noticed in this turn, at the latest.
+        await asyncio.sleep(0)
         if self.close_sent and not self.disconnected:
             # The client's answer to a close may be behind what was not parsed yet.
             self._received.proceed()

@@ -73,6 +73,8 @@ class OpenFile:
             offset += filled
             left -= filled
             yield buffer.taken(filled)
+            # What is in memory was read without waiting: others have a turn before more is.
+            await asyncio.sleep(0)
         await self.call.end()
         await self.call.result()
 
