@@ -33,6 +33,7 @@ from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.model.sandbox.session_joins import JoinTerms
 from sandkasten.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
@@ -419,8 +420,8 @@ async def test_joining_a_session_does_not_need_the_default_image(world):
     other = world.another()
     joined = await other.create(CreateRequest(session_key="k"))
     named = CreateRequest(SandboxOptions(image="nowhere:2"), session_key="k")
-    again = await other.create(named, any_image=True)
-    await other.preflight.session(named, any_image=True)
+    again = await other.create(named, terms=JoinTerms(SandboxOptions()))
+    await other.preflight.session(named, terms=JoinTerms(SandboxOptions()))
     assert [first.id] * 2 == [joined.id, again.id]
     for refused in (other.create(named), other.preflight.session(named)):
         with pytest.raises(SandkastenError) as caught:

@@ -191,7 +191,7 @@ async def test_a_session_key_includes_the_workspace(engine):
     first = await engine.create(CreateRequest(SandboxOptions(workspace_id="w"), session_key="k"))
     again = await engine.create(CreateRequest(SandboxOptions(workspace_id="w"), session_key="k"))
     assert (again.id, again.created, again.workspace_id) == (first.id, False, "w")
-    with pytest.raises(Conflict, match="names a sandbox with workspace w, not x"):
+    with pytest.raises(Conflict, match="names a sandbox with workspace_id w, not x"):
         await engine.create(CreateRequest(SandboxOptions(workspace_id="x"), session_key="k"))
 
 

@@ -103,7 +103,7 @@ for attempt in (
             result = await engine.exec(other.id, ExecRequest("alpha-say"))
             assert (backend, result.stdout) == (backend, b"alpha with beta 2.0\n")
             assert other.mounts == info.mounts
-        with pytest.raises(Conflict, match="names a sandbox with packages"):
+        with pytest.raises(Conflict, match="names a sandbox with pip_packages alpha, not beta"):
             await engine.create(
                 CreateRequest(SandboxOptions(pip_packages=("beta",)), session_key="k")
             )

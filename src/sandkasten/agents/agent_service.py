@@ -335,6 +335,7 @@ class AgentService:
             tenant=tenant,
             key_id=key_id,
             quota=quota,
+            client=True,
             sandbox=AgentSandbox(
                 mode="compute" if name == "sandbox_run" else "code",
                 runtime=runtime,

@@ -31,6 +31,10 @@ class RunContext:
     key_id: str | None = None
     quota: TenantQuota | None = None
     sandbox: AgentSandbox = field(default_factory=AgentSandbox)
+    client: bool = False
+    """Whether the sandbox is what a client asks for, and not an agent's file: then what it does
+    not name may be as in the session that it joins.
+    """
     files: bool = True
     """Whether this run may use the stored files of the tenant."""
     retain_s: float | None = None

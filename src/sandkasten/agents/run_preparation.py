@@ -8,6 +8,8 @@ that does not match its schema. Nothing is created, and no model is called.
 from __future__ import annotations
 
 import asyncio
+import itertools
+from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,8 +19,12 @@ from sandkasten.agents.definitions import json_schemas
 from sandkasten.agents.definitions.prompt_file import parse_agent, slug
 from sandkasten.agents.definitions.prompt_render import render
 from sandkasten.agents.policy_check import check_retention, check_sandbox
+from sandkasten.agents.run_context import RunContext
+from sandkasten.agents.tools.call_sandboxes import join_refused
+from sandkasten.agents.tools.tool_requests import join_terms
 from sandkasten.agents.transcript_bounds import error_fields
 from sandkasten.agents.workflows.issues import Issue
+from sandkasten.agents.workflows.step_order import StepOrder
 from sandkasten.agents.workflows.workflow_file import inspect, parse_workflow
 from sandkasten.agents.workflows.workflow_plan import agents_of, every_step
 from sandkasten.errors import (
@@ -31,9 +37,12 @@ from sandkasten.errors import (
 )
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.numbers import number
+from sandkasten.model.sandbox.session_joins import differences
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sandkasten.agents.definitions.library import Library
     from sandkasten.agents.definitions.prompt_file import Agent
     from sandkasten.agents.loop.agent_loop import AgentLoop
@@ -46,9 +55,12 @@ if TYPE_CHECKING:
         WorkflowRunRequest,
     )
     from sandkasten.model.sandbox.policy import Policy
+    from sandkasten.model.sandbox.session_joins import SessionShape
 
 # Steps named in the message about an agent.
 _MOST_STEPS: Final = 10
+# Pairs of agents that share a session; no person writes so many.
+_MOST_PAIRS: Final = 10_000
 _MOST_RETAIN_S: Final = 365 * 86_400.0
 
 
@@ -79,6 +91,10 @@ class _Findings:
     operator: bool
     """Whether the check is for a run of the operator, not of a key."""
     agents: dict[str, Agent] = field(default_factory=dict)
+    calls: dict[str, list[str]] = field(default_factory=dict)
+    """The agents that each of them may call."""
+    steps: dict[str, list[str]] = field(default_factory=dict)
+    """The steps of a workflow that name each of them."""
     problems: list[_Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -86,6 +102,19 @@ class _Findings:
         known = {(one.error.code, one.error.message) for one in self.problems}
         if (error.code, error.message) not in known:
             self.problems.append(_Problem(where, error))
+
+    def steps_of(self) -> dict[str, list[str]]:
+        """Return for each agent the steps that run it, also through other agents."""
+        found: dict[str, list[str]] = {}
+        for name, steps in self.steps.items():
+            seen, waiting = {name}, [name]
+            while waiting:
+                one = waiting.pop()
+                found.setdefault(one, []).extend(steps)
+                called = [each for each in self.calls.get(one, ()) if each not in seen]
+                seen.update(called)
+                waiting += called
+        return found
 
     def applied(self, found: Definition) -> Definition:
         """Return the definition with all problems; the first one is its error."""
@@ -114,7 +143,11 @@ class RunPreparation:
         return await asyncio.to_thread(self._agent, request)
 
     async def workflow(self, request: WorkflowRunRequest) -> PreparedWorkflow:
-        return await asyncio.to_thread(self._workflow, request)
+        prepared, findings = await asyncio.to_thread(self._workflow, request)
+        await self._check_sessions(findings, prepared.workflow, request.key_id)
+        for problem in findings.problems:
+            raise problem.error
+        return prepared
 
     async def definitions(self, kind: RunKind) -> list[Definition]:
         return await asyncio.to_thread(self._definitions, kind)
@@ -127,8 +160,10 @@ class RunPreparation:
 
         A missing model endpoint is a warning: it is no fault of the file. Nothing is fetched.
         """
-        findings = await asyncio.to_thread(self._checked, found, key_id)
-        await self._check_images(findings, workflow=found.kind == "workflow")
+        findings, workflow = await asyncio.to_thread(self._checked, found, key_id)
+        await self._check_images(findings, workflow=workflow is not None)
+        if workflow is not None:
+            await self._check_sessions(findings, workflow, key_id)
         return findings.applied(found)
 
     def _agent(self, request: AgentRunRequest) -> Agent:
@@ -152,6 +187,9 @@ class RunPreparation:
         """
         findings = _Findings(operator=key_id is None)
         self._visit(agent, "", findings)
+        self._raise_first(findings)
+
+    def _raise_first(self, findings: _Findings) -> None:
         for problem in findings.problems:
             raise problem.error
         for one in findings.agents.values():
@@ -173,15 +211,30 @@ class RunPreparation:
             below = f"agent {one.name}"
             for name in one.agents:
                 try:
-                    waiting.append((self._library.agent(name), f"agent {name}"))
+                    called = self._library.agent(name)
                 except SandkastenError as exc:
                     findings.add(below, exc)
+                    continue
+                findings.calls.setdefault(one.name, []).append(called.name)
+                waiting.append((called, f"agent {name}"))
             try:
                 self._loop.check(one)
             except SandkastenError as exc:
                 findings.add(place, exc)
 
-    def _workflow(self, request: WorkflowRunRequest) -> PreparedWorkflow:
+    def _visit_steps(self, workflow: Workflow, findings: _Findings) -> None:
+        for name in agents_of(workflow):
+            where = _steps_of(workflow, name)
+            try:
+                agent = self._library.agent(name)
+            except SandkastenError as exc:
+                findings.add(where, exc)
+                continue
+            steps = [one.id for one in every_step(workflow.body) if one.agent == name]
+            findings.steps.setdefault(agent.name, []).extend(steps)
+            self._visit(agent, where, findings)
+
+    def _workflow(self, request: WorkflowRunRequest) -> tuple[PreparedWorkflow, _Findings]:
         source = request.source
         if source is None:
             source = self._source(request.workflow)
@@ -189,8 +242,9 @@ class RunPreparation:
         workflow = found.workflow or parse_workflow(source)
         self._check_retention(request.retain_seconds)
         check_retention("session.retain", workflow.retain_s, self._policy)
-        for name in agents_of(workflow):
-            self._check_allowed(self._library.agent(name), request.key_id)
+        findings = _Findings(operator=request.key_id is None)
+        self._visit_steps(workflow, findings)
+        self._raise_first(findings)
         problems = json_schemas.check(request.input, workflow.input_schema)
         if workflow.input_schema and problems:
             raise InvalidRequest(
@@ -199,7 +253,8 @@ class RunPreparation:
                 field="input",
                 problems=problems,
             )
-        return PreparedWorkflow(workflow, source, tuple(one.describe() for one in found.warnings))
+        warnings = tuple(one.describe() for one in found.warnings)
+        return PreparedWorkflow(workflow, source, warnings), findings
 
     def _source(self, name: str) -> str:
         """Return the source of a workflow, by its file name or its id."""
@@ -238,8 +293,9 @@ class RunPreparation:
             name=name[:200],
         )
 
-    def _checked(self, found: Definition, key_id: str | None) -> _Findings:
+    def _checked(self, found: Definition, key_id: str | None) -> tuple[_Findings, Workflow | None]:
         findings = _Findings(operator=key_id is None)
+        workflow: Workflow | None = None
         if found.kind == "agent":
             self._visit(parse_agent(found.source, found.name), "", findings)
         else:
@@ -248,12 +304,7 @@ class RunPreparation:
                 check_retention("session.retain", workflow.retain_s, self._policy)
             except SandkastenError as exc:
                 findings.add("", exc)
-            for name in agents_of(workflow):
-                where = _steps_of(workflow, name)
-                try:
-                    self._visit(self._library.agent(name), where, findings)
-                except SandkastenError as exc:
-                    findings.add(where, exc)
+            self._visit_steps(workflow, findings)
         lacking: dict[str, SandkastenError] = {}
         for one in findings.agents.values():
             try:
@@ -261,7 +312,57 @@ class RunPreparation:
             except SandkastenError as exc:
                 lacking[exc.message] = exc
         findings.warnings += [f"{one.message} ({one.hint})" for one in lacking.values()]
-        return findings
+        return findings, workflow
+
+    async def _check_sessions(
+        self, findings: _Findings, workflow: Workflow, key_id: str | None
+    ) -> None:
+        """Add a Conflict for each two agents of which one cannot join the session of the other.
+
+        Of an agent that is wrong for another reason, nothing is said here.
+        """
+        sharing: dict[str, list[tuple[RunContext, SessionShape]]] = {}
+        for agent in findings.agents.values():
+            session = _shared_session(agent)
+            if not session or agent.sandbox is None:
+                continue
+            context = RunContext(
+                "run",
+                agent.name,
+                installed=agent.installed,
+                workflow_run_id="workflow",
+                key_id=key_id,
+                sandbox=agent.sandbox,
+            )
+            with suppress(SandkastenError):
+                shape = await self._toolbox.shape(context)
+                sharing.setdefault(session, []).append((context, shape))
+        if all(len(agents) < 2 for agents in sharing.values()):
+            return
+        order, steps = StepOrder(workflow), findings.steps_of()
+        pairs = (
+            (session, *pair)
+            for session, agents in sharing.items()
+            for pair in itertools.permutations(agents, 2)
+        )
+        reported: set[frozenset[str]] = set()
+        for session, (opener, has), (joiner, wanted) in itertools.islice(pairs, _MOST_PAIRS):
+            opens, joins = opener.agent_name, joiner.agent_name
+            differing = differences(wanted, has, join_terms(joiner))
+            if (
+                not differing
+                or frozenset((opens, joins)) in reported
+                or not order.may_precede(steps.get(opens, ()), steps.get(joins, ()))
+            ):
+                continue
+            reported.add(frozenset((opens, joins)))
+            error = join_refused(
+                f"agent {shown(joins)} ({_named(steps[joins])})",
+                f"agent {shown(opens)} ({_named(steps[opens])})",
+                differing,
+            )
+            error.details.update(session_name=session, agent=joins, opened_by=opens)
+            findings.add(_named(steps[joins]), error)
 
     async def _check_images(self, findings: _Findings, *, workflow: bool) -> None:
         """Check the image of each agent.
@@ -302,5 +403,8 @@ def _shared_session(agent: Agent) -> str:
 
 
 def _steps_of(workflow: Workflow, agent: str) -> str:
-    steps = [one.id for one in every_step(workflow.body) if one.agent == agent]
+    return _named([one.id for one in every_step(workflow.body) if one.agent == agent])
+
+
+def _named(steps: Sequence[str]) -> str:
     return ("step " if len(steps) == 1 else "steps ") + ", ".join(steps[:_MOST_STEPS])

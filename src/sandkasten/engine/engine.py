@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.policy import Policy
+    from sandkasten.model.sandbox.session_joins import JoinTerms
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import (
         AuditLog,
@@ -264,13 +265,18 @@ class Engine:
     # ---- sandboxes
 
     async def create(
-        self, request: CreateRequest, quota: TenantQuota | None = None, *, any_image: bool = False
+        self,
+        request: CreateRequest,
+        quota: TenantQuota | None = None,
+        *,
+        terms: JoinTerms | None = None,
     ) -> Info:
-        """Create a sandbox within `quota`. `any_image`: an existing session keeps its own image."""
+        """Create a sandbox within `quota`, or join the session of its key.
+
+        Raise Conflict if that session is not what the request names; `terms` replaces that.
+        """
         with self._in_flight.within(), self.trail.deciding("session.create", request.tenant):
-            return await self._sandboxes.create(
-                request, quota, sites=self._sites, any_image=any_image
-            )
+            return await self._sandboxes.create(request, quota, sites=self._sites, terms=terms)
 
     async def update(
         self, sandbox_id: str, request: UpdateRequest, quota: TenantQuota | None = None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.oneshot_values import RunRequest
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.model.sandbox.sandbox_values import CreateRequest
+    from sandkasten.model.sandbox.session_joins import JoinTerms, SessionShape
     from sandkasten.ports import Sites
 
 
@@ -26,9 +27,13 @@ class Preflight:
         self._oneshot = oneshot
         self._sites = sites
 
-    async def session(self, request: CreateRequest, *, any_image: bool = False) -> None:
+    async def session(self, request: CreateRequest, *, terms: JoinTerms | None = None) -> None:
         """Raise what `Engine.create` would raise; missing images and packages are fetched."""
-        await self._sandboxes.check(request, sites=self._sites, any_image=any_image)
+        await self._sandboxes.check(request, sites=self._sites, terms=terms)
+
+    async def shape(self, request: CreateRequest) -> SessionShape:
+        """Return what a session of this request would have; nothing is fetched."""
+        return await self._planner.shape(request)
 
     async def run(self, request: RunRequest) -> None:
         """Raise what `Engine.run` would raise; missing images and packages are fetched."""

@@ -195,9 +195,9 @@ async def test_a_shared_session_keeps_its_image_and_another_image_is_refused(bus
             assert found["sandbox_id"] == made["sandbox_id"]
         for text in ("{mode: code, image: host}", "{mode: code, image: busybox, profile: dev}"):
             refused = await asks(desk, text, **flow).call("fs_list")
-            assert (refused["code"], refused["details"]) == (
+            assert (refused["code"], refused["details"]["sandbox_id"]) == (
                 "CONFLICT",
-                {"sandbox_id": made["sandbox_id"]},
+                made["sandbox_id"],
             )
             assert "session: isolated" in refused["hint"]
 

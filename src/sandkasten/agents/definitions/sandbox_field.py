@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.definitions.definition_fields import DefinitionFields
@@ -26,34 +26,47 @@ from sandkasten.model.sandbox.policy import (
     LIMIT_NAMES,
     checked_hostname,
     checked_profile,
+    limit_field,
     parse_limits,
 )
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.session_joins import LIMIT_SCOPES
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from sandkasten.agents.definitions.agent_sandbox import Mode
     from sandkasten.model.sandbox.sandbox_options import Number
 
-SANDBOX_FIELDS: Final = (
-    "mode",
-    "runtime",
-    "image",
-    "backend",
-    "session",
-    "timeout_seconds",
-    "max_stdout_bytes",
-    "max_stderr_bytes",
-    "allow_network",
-    "network",
-    "pip_packages",
-    "npm_packages",
-    "profile",
-    "hostname",
-    "gpus",
-    "limits",
+Sharing = Literal["same", "own", "longest", "opens", "see below"]
+"""What a field means for an agent that joins the session of another one:
+
+- same: the session must have it too, or the agent cannot join
+- own: it applies to this agent's calls, whatever the session has
+- longest: the session gets the longest time that one of its agents asks for
+- opens: it matters only for a new session
+- see below: each field inside has its own
+"""
+SANDBOX_FIELDS: Final[Mapping[str, Sharing]] = MappingProxyType(
+    {
+        "mode": "own",
+        "runtime": "opens",
+        "image": "same",
+        "backend": "same",
+        "session": "see below",
+        "timeout_seconds": "own",
+        "max_stdout_bytes": "own",
+        "max_stderr_bytes": "own",
+        "allow_network": "same",
+        "network": "see below",
+        "pip_packages": "same",
+        "npm_packages": "same",
+        "profile": "same",
+        "hostname": "same",
+        "gpus": "same",
+        "limits": "see below",
+    }
 )
 OPTION_FIELDS: Final = (
     "image",
@@ -68,9 +81,23 @@ OPTION_FIELDS: Final = (
 )
 """The options of `SandboxOptions` that a file can set and a listing of agents shows."""
 RUNTIMES: Final = ("python", "node", "bash", "shell", "linux", "base", "host")
-SESSION_FIELDS: Final = ("name", "retain")
-NETWORK_FIELDS: Final = ("enabled", "allow", "limits", "secrets", "inspect")
-LIMIT_FIELDS: Final = (*LIMIT_NAMES, "gpus", "timeout_seconds", "idle_timeout_seconds")
+SESSION_FIELDS: Final[Mapping[str, Sharing]] = MappingProxyType(
+    {"name": "opens", "retain": "longest"}
+)
+NETWORK_FIELDS: Final[Mapping[str, Sharing]] = MappingProxyType(
+    dict.fromkeys(("enabled", "allow", "limits", "secrets", "inspect"), "same")
+)
+LIMIT_FIELDS: Final[Mapping[str, Sharing]] = MappingProxyType(
+    {
+        **{
+            name: "same" if LIMIT_SCOPES[limit_field(name)] == "session" else "own"
+            for name in LIMIT_NAMES
+        },
+        "gpus": "same",
+        "timeout_seconds": "longest",
+        "idle_timeout_seconds": "longest",
+    }
+)
 
 # The widest range that any operator may set: only the type is checked here.
 _WIDEST: Final = Limits(max_exec_timeout_s=86_400.0)

@@ -36,9 +36,16 @@ from sandkasten.agents.loop.tool_messages import (
 from sandkasten.agents.loop.transcript import Transcript
 from sandkasten.agents.run_lifecycle import CLEAN_S, finish_shielded
 from sandkasten.agents.tools.tool_answers import failure
-from sandkasten.errors import InvalidRequest, RunFailed, RunLimitReached, SandkastenError
+from sandkasten.errors import (
+    Conflict,
+    InvalidRequest,
+    RunFailed,
+    RunLimitReached,
+    SandkastenError,
+)
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.runs.run_values import RunUsage, new_run_id
+from sandkasten.model.sandbox.session_joins import JOIN_REFUSED
 from sandkasten.ports import UNTRACED
 
 if TYPE_CHECKING:
@@ -117,6 +124,22 @@ class _Conversation:
     messages: list[Mapping[str, Any]]
     most_chars: int
     chars: int = 0
+    worked: bool = False
+    """Whether a tool call succeeded."""
+    refused: Conflict | None = None
+    """The error of a call whose agent may not join its session."""
+
+    def saw(self, answer: Mapping[str, Any]) -> None:
+        """Note whether a tool call could do anything."""
+        if "error_code" not in answer:
+            self.worked = True
+        elif answer["details"].get("reason") == JOIN_REFUSED:
+            self.refused = Conflict(answer["message"], hint=answer["hint"], **answer["details"])
+
+    def check_worked(self) -> None:
+        """Raise the Conflict of a session that kept every tool call from doing anything."""
+        if self.refused is not None and not self.worked:
+            raise self.refused
 
     def add(self, *messages: Mapping[str, Any]) -> None:
         """Add messages. Raise RunLimitReached when the conversation is larger than any model
@@ -243,6 +266,7 @@ class AgentLoop:
                     await self._run_tools(conversation, reply, step)
                 continue
             text = _final(reply)
+            conversation.check_worked()
             if conversation.agent.output_format != "json":
                 text = text or reply.refusal
                 return AgentResult(text, text, conversation.spent.usage)
@@ -338,6 +362,7 @@ class AgentLoop:
         await conversation.transcript.add_call(call, step)
         began = time.monotonic()
         answer = await self._run_tool(conversation, call, cut=cut)
+        conversation.saw(answer)
         await conversation.transcript.add_result(call, answer, step, _ms(began))
         return answer
 

@@ -8,13 +8,19 @@ the ledger and needs no state of this process.
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from contextlib import asynccontextmanager
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.policy_check import network_of
 from sandkasten.agents.tools.tool_answers import unforeseen
-from sandkasten.agents.tools.tool_requests import request_for, retain_label, retention_of
+from sandkasten.agents.tools.tool_requests import (
+    AGENT_LABEL,
+    join_terms,
+    request_for,
+    retain_label,
+    retention_of,
+)
 from sandkasten.errors import (
     Conflict,
     InvalidRequest,
@@ -29,21 +35,19 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.runs.session_key import SessionKey, is_legacy, parse_session_key
 from sandkasten.model.sandbox.sandbox_values import UpdateRequest
+from sandkasten.model.sandbox.session_joins import JOIN_REFUSED, as_details, read_details
+from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
     from sandkasten.engine.engine import Engine
     from sandkasten.model.runs.session_key import Namespace
     from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
+    from sandkasten.model.sandbox.session_joins import Difference, SessionShape
 
-_Kind: TypeAlias = tuple[
-    str | None, str | None, str | None, tuple[str, ...], tuple[str, ...], float
-]
-"""What a sandbox of a key must match: image, backend, profile, packages and retention."""
-
+_NAMED_IMAGE: Final = "leave image out, or pass another session_key"
 # Sandboxes cached beside the ledger, a few hundred bytes each; the oldest is dropped.
 _REMEMBERED: Final = 10_000
 _AT_ONCE: Final = 8
@@ -74,7 +78,7 @@ class FinishResult:
 @dataclass(slots=True)
 class _CachedSandbox:
     id: str
-    kinds: set[_Kind] = field(default_factory=set)
+    kinds: set[str] = field(default_factory=set)
     """Requests already answered by this sandbox, so that the engine need not check them again."""
 
 
@@ -95,15 +99,15 @@ class CallSandboxes:
         kind = _kind(context, the_key, image)
         if before is not None and kind in before.kinds:
             found = await self._alive(before.id, str(the_key))
-            if found is not None:
+            if found is not None and self._stays_closed(context, found):
                 return CallSandbox(found)
         async with self._reserved(context.tenant, the_key):
-            info = await self._made(context, the_key, image)
-        retain_s = context.retention(the_key)
-        if retain_s > retention_of(info.labels):
-            # The agent that opened the session asked for less.
-            labels = {**info.labels, **retain_label(retain_s)}
-            info = await self._engine.update(info.id, UpdateRequest(labels=labels))
+            request = self._request(context, the_key, image)
+            async with self._explained(context, image):
+                info = await self._engine.create(
+                    request, context.quota, terms=join_terms(context, image)
+                )
+        info = await self._extended(context, the_key, info, request)
         self._remember(info, kind)
         if before is not None and before.id != info.id:
             return CallSandbox(
@@ -113,10 +117,54 @@ class CallSandboxes:
         return CallSandbox(info)
 
     async def resolve(self, context: RunContext, given: str | None) -> CallSandbox:
-        """Return the sandbox that a call names, or the run's default."""
+        """Return the sandbox that a call names, or the run's default.
+
+        Raise Conflict if the agent may not join it, whoever opened it.
+        """
         if given is None:
             return await self.open(context)
-        return CallSandbox(await self.named(context, given))
+        info = await self.named(context, given)
+        if info.session_key is not None and info.status in ("running", "paused"):
+            await self._check_join(context, info, parse_session_key(info.session_key))
+        return CallSandbox(info)
+
+    async def _check_join(self, context: RunContext, info: Info, key: SessionKey) -> None:
+        known = self._known.get((info.tenant, str(key)))
+        # Whoever opened it by its name chose its image.
+        kind = _kind(context, key, info.image)
+        if known is not None and kind in known.kinds and self._stays_closed(context, info):
+            return
+        terms = join_terms(context)
+        terms = replace(terms, options=replace(terms.options, image=None))
+        async with self._explained(context, None):
+            await self._engine.preflight.session(self._request(context, key, None), terms=terms)
+        self._remember(info, kind)
+
+    def _stays_closed(self, context: RunContext, info: Info) -> bool:
+        """Return False if a network was opened for a session whose agent must not have one."""
+        policy = self._engine.policy
+        asked = network_of(context.sandbox, policy)
+        closed = asked == "none" or (
+            asked is None and not context.client and not policy.network_default
+        )
+        return info.network == "none" or not closed
+
+    async def _extended(
+        self, context: RunContext, key: SessionKey, info: Info, request: CreateRequest
+    ) -> Info:
+        """Let a session live as long as the agent that asks for the longest time."""
+        changes: dict[str, Any] = {}
+        retain_s = context.retention(key)
+        if retain_s > retention_of(info.labels):
+            changes["labels"] = {**info.labels, **retain_label(retain_s)}
+        idle_s = request.options.idle_timeout_seconds
+        if context.client and context.sandbox.options.idle_timeout_seconds is None:
+            idle_s = None
+        if idle_s is not None and min(idle_s, info.lifetime_s) > info.idle_timeout_s:
+            changes["idle_timeout_seconds"] = min(idle_s, info.lifetime_s)
+        if not changes:
+            return info
+        return await self._engine.update(info.id, UpdateRequest(**changes))
 
     async def named(self, context: RunContext, given: str) -> Info:
         """Return a named sandbox. Raise SessionNotFound for anything not in this run."""
@@ -263,25 +311,50 @@ class CallSandboxes:
 
     async def check(self, context: RunContext) -> None:
         """Raise what `open` would raise for the default sandbox before it makes anything."""
-        with _explained(None):
+        async with self._explained(context, None):
             await self._engine.preflight.session(
-                self._request(context, context.session_key(), None),
-                any_image=_image_of(context.sandbox, None) is None,
+                self._request(context, context.session_key(), None), terms=join_terms(context)
             )
 
-    async def _made(self, context: RunContext, key: SessionKey, image: str | None) -> Info:
-        with _explained(image):
-            return await self._engine.create(
-                self._request(context, key, image),
-                context.quota,
-                any_image=_image_of(context.sandbox, image) is None,
+    async def shape(self, context: RunContext) -> SessionShape:
+        """Return what the default session would have if this agent opened it."""
+        return await self._engine.preflight.shape(
+            self._request(context, context.session_key(), None)
+        )
+
+    @asynccontextmanager
+    async def _explained(self, context: RunContext, image: str | None) -> AsyncIterator[None]:
+        """Turn the Conflict of a session into one that names both agents and their values."""
+        try:
+            yield
+        except Conflict as exc:
+            if exc.details.get("reason") != JOIN_REFUSED:
+                raise
+            opener = await self._opener(str(exc.details["sandbox_id"]))
+            who = "another request" if opener is None else f"agent {shown(opener, 100)}"
+            refused = join_refused(
+                f"agent {shown(context.agent_name, 100)}", who, read_details(exc.details)
             )
+            details = {**exc.details, "agent": context.agent_name}
+            if opener is not None:
+                details["opened_by"] = opener
+            hint = refused.hint if image is None else _NAMED_IMAGE
+            raise Conflict(refused.message, hint=hint, **details) from exc
+
+    async def _opener(self, the_id: str) -> str | None:
+        """Return the agent that opened a session; None if that is not known."""
+        try:
+            info = await self._engine.get(the_id)
+        except SandkastenError:
+            return None
+        return info.labels.get(AGENT_LABEL)
 
     def _request(self, context: RunContext, key: SessionKey, image: str | None) -> CreateRequest:
         policy = self._engine.policy
         return request_for(
             context.sandbox,
             context,
+            policy.limits,
             key=key,
             image=image,
             network=network_of(context.sandbox, policy),
@@ -289,7 +362,7 @@ class CallSandboxes:
             most_life_s=policy.lifetime_s,
         )
 
-    def _remember(self, info: Info, kind: _Kind | None = None) -> None:
+    def _remember(self, info: Info, kind: str | None = None) -> None:
         if info.session_key is None:
             return
         name = (info.tenant, info.session_key)
@@ -309,37 +382,26 @@ class CallSandboxes:
         )
 
 
-def _image_of(sandbox: AgentSandbox, image: str | None) -> str | None:
-    """Return the image that a session must have. A runtime only chooses that of a new one."""
-    return image or sandbox.options.image
-
-
-@contextmanager
-def _explained(image: str | None) -> Iterator[None]:
-    """Give a Conflict a hint in terms of an agent's file, or of the call that named the image."""
-    try:
-        yield
-    except Conflict as exc:
-        if "sandbox_id" not in exc.details:
-            raise
-        hint = (
-            "set `session: isolated` in the agent's file, or the same value as the other agent"
-            if image is None
-            else "leave image out, or pass another session_key"
-        )
-        raise Conflict(exc.message, hint=hint, **exc.details) from exc
-
-
-def _kind(context: RunContext, key: SessionKey, image: str | None) -> _Kind:
-    options = context.sandbox.options
-    return (
-        _image_of(context.sandbox, image),
-        options.backend,
-        options.profile,
-        options.pip_packages,
-        options.npm_packages,
-        context.retention(key),
+def join_refused(joins: str, opens: str, differing: Sequence[Difference]) -> Conflict:
+    """Return the error of an agent that cannot join a session, in terms of the agents' files."""
+    values = "; ".join(
+        f"sandbox.{one.field} is {one.wanted} for the former and {one.has} in the session"
+        for one in differing
     )
+    return Conflict(
+        f"{joins} cannot join the session that {opens} opens: {values}",
+        hint="give one of the agents a session of its own (`session: isolated`, or another name), "
+        "or write the same values in both files",
+        reason=JOIN_REFUSED,
+        **as_details(differing),
+    )
+
+
+def _kind(context: RunContext, key: SessionKey, image: str | None) -> str:
+    """Return everything that decides whether this agent may join, and for how long."""
+    terms = join_terms(context, image)
+    asked = context.sandbox.options.idle_timeout_seconds
+    return repr((terms, context.retention(key), asked))
 
 
 def owned(context: RunContext, info: Info) -> bool:

@@ -52,6 +52,7 @@ class ClientCaller:
         self._context = RunContext(
             agent_run_id="client-" + (secrets.token_hex(16) if session is None else session),
             agent_name="mcp",
+            client=True,
             sandbox=sandbox or AgentSandbox(),
         )
         self._context.session_key()

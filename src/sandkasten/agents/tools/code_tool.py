@@ -12,9 +12,8 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.tools import tool_answers
-from sandkasten.agents.tools.tool_requests import timeout_for
+from sandkasten.agents.tools.tool_requests import call_limits, checked_timeout
 from sandkasten.model.commands.code_values import CodeRequest
-from sandkasten.model.sandbox.policy import parse_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,15 +38,15 @@ class CodeTool:
     async def run(
         self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
     ) -> Answer:
+        limits = call_limits(context.sandbox, self._engine.policy.limits)
         request = CodeRequest(
             given["code"],
             given.get("language", "python"),
             given.get("context"),
             given.get("env", {}),
-            given.get("timeout_seconds") or timeout_for(context.sandbox),
+            checked_timeout(given.get("timeout_seconds") or None, limits),
         )
         result = await self._engine.code.run(target.info.id, request)
-        limits = parse_limits(context.sandbox.options.limits, self._engine.policy.limits)
         most: dict[str, int | None] = {"stdout": limits.stdout_bytes, "stderr": limits.stderr_bytes}
         shown = [await self._display(target.info.id, one) for one in result.results[:_MAX_RESULTS]]
         error = result.error

@@ -14,13 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.agents.tools import tool_answers
-from sandkasten.agents.tools.tool_requests import timeout_for
+from sandkasten.agents.tools.tool_requests import call_limits, checked_timeout
 from sandkasten.agents.tools.tool_schemas import READ_CHUNKS, WAIT_S
 from sandkasten.disk.cleanup import finish
 from sandkasten.errors import SandkastenError
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest
 from sandkasten.model.request_spellings import exec_request, without_doubles
-from sandkasten.model.sandbox.policy import parse_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.tools.call_sandboxes import CallSandbox
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.engine.engine import Engine
+    from sandkasten.model.sandbox.limits import Limits
 
 # Three sweeps, after which the runner replaces a shell that does not stop, take half a second.
 KILL_S: Final = 10.0
@@ -43,14 +43,17 @@ class ExecTools:
         self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
     ) -> Answer:
         stream = given.get("stream", False)
+        limits, has = self._limits(context), target.info.limits
         request = exec_request(
-            {
-                # What is begun for later reading lives as long as the sandbox.
-                "timeout_seconds": None if stream else timeout_for(context.sandbox),
-                **without_doubles(given),
-                "idempotency_key": "tool-" + secrets.token_hex(8),
-            }
+            {**without_doubles(given), "idempotency_key": "tool-" + secrets.token_hex(8)}
         )
+        if limits.stdout_bytes > has.stdout_bytes or limits.stderr_bytes > has.stderr_bytes:
+            most = max(limits.stdout_bytes, limits.stderr_bytes)
+            request = replace(request, max_output_bytes=most)
+        # What is begun for later reading lives as long as the sandbox.
+        if not stream:
+            timeout_s = checked_timeout(request.timeout_seconds, limits)
+            request = replace(request, timeout_seconds=timeout_s)
         if stream:
             begun = await self._engine.exec_start(target.info.id, request)
             # Output written in the meantime is read later, from the beginning.
@@ -107,10 +110,13 @@ class ExecTools:
             return {**tool_answers.ending(result), "done": False}
         return {**tool_answers.command(result, self._most(context)), "done": True}
 
+    def _limits(self, context: RunContext) -> Limits:
+        return call_limits(context.sandbox, self._engine.policy.limits)
+
     def _most(self, context: RunContext) -> dict[str, int | None]:
         """Return the output limits of this agent: the sandbox may belong to an agent with other
         limits.
         """
-        limits = parse_limits(context.sandbox.options.limits, self._engine.policy.limits)
+        limits = self._limits(context)
         out, err = limits.stdout_bytes, limits.stderr_bytes
         return {"stdout": out, "stderr": err, "output": out + err}

@@ -9,8 +9,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.errors import InvalidRequest
 from sandkasten.model.durations import seconds
+from sandkasten.model.sandbox.policy import limit_field, parse_limits, public_limits
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.model.sandbox.session_joins import LIMIT_SCOPES, JoinTerms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
     from sandkasten.model.runs.session_key import SessionKey
+    from sandkasten.model.sandbox.limits import Limits
+    from sandkasten.model.sandbox.sandbox_options import Number
 
 RUN_LABEL: Final = "sandkasten.run"
 AGENT_LABEL: Final = "sandkasten.agent"
@@ -57,16 +62,62 @@ def compute_image(sandbox: AgentSandbox) -> str | None:
 def timeout_for(sandbox: AgentSandbox) -> float | None:
     """Return the timeout of a command that names none, as the agent file says it.
 
-    None: the sandbox's own; of a one-shot, `oneshot_timeout` in `model/sandbox/oneshot_values.py`.
+    None: the operator's; of a one-shot, `oneshot_timeout` in `model/sandbox/oneshot_values.py`.
     """
     if sandbox.timeout_seconds is not None:
         return sandbox.timeout_seconds
     return sandbox.options.limits.get("exec_timeout_seconds")
 
 
+def call_limits(sandbox: AgentSandbox, base: Limits) -> Limits:
+    """Return the limits of an agent's own calls, whoever opened the session.
+
+    `base` has the operator's defaults.
+    """
+    limits = parse_limits(sandbox.options.limits, base)
+    asked = timeout_for(sandbox)
+    return limits if asked is None else replace(limits, exec_timeout_s=asked)
+
+
+def checked_timeout(timeout_s: float | None, limits: Limits) -> float:
+    """Return the timeout of a command. Raise InvalidRequest if the agent may not ask for it."""
+    if timeout_s is None:
+        return limits.exec_timeout_s
+    if timeout_s > limits.max_exec_timeout_s:
+        raise InvalidRequest(
+            f"a timeout of {timeout_s:g} s is over max_exec_timeout_seconds "
+            f"({limits.max_exec_timeout_s:g})",
+            hint="lower it, or start the command with stream, where this limit does not apply",
+            field="timeout_seconds",
+        )
+    return timeout_s
+
+
+def join_terms(context: RunContext, image: str | None = None) -> JoinTerms:
+    """Return what an agent requires of a session that it joins; `image` is one that a call names.
+
+    The rest of its file applies to its own calls, except for the idle time, which is extended.
+    """
+    options = context.sandbox.options
+    return JoinTerms(
+        replace(
+            options,
+            image=image or options.image,
+            limits={name: value for name, value in options.limits.items() if _is_of_session(name)},
+            idle_timeout_seconds=None,
+        ),
+        complete=not context.client,
+    )
+
+
+def _is_of_session(limit: str) -> bool:
+    return limit == "gpus" or LIMIT_SCOPES[limit_field(limit)] == "session"
+
+
 def request_for(
     sandbox: AgentSandbox,
     context: RunContext,
+    base: Limits,
     *,
     key: SessionKey | None = None,
     image: str | None = None,
@@ -75,7 +126,7 @@ def request_for(
     most_life_s: float = math.inf,
 ) -> CreateRequest:
     """Return the create request of a session; `key`, `image` and `network` replace those of the
-    file.
+    file, and `base` are the operator's default limits.
 
     `default_idle_s` is the idle time of a file that asks for none, `most_life_s` the longest
     lifetime of any sandbox: the context can only shorten them.
@@ -90,6 +141,7 @@ def request_for(
         replace(
             options,
             image=image or session_image(sandbox),
+            limits=_session_limits(options.limits, base),
             network=options.network if network is None else network,
             idle_timeout_seconds=min(idle_times, default=None),
             lifetime_seconds=None
@@ -106,6 +158,20 @@ def request_for(
         key_id=context.key_id,
         agent=context.installed_agent,
     )
+
+
+def _session_limits(limits: Mapping[str, Number], base: Limits) -> dict[str, Number]:
+    """Return the limits of a session that several agents may share.
+
+    Those of an agent's calls are applied by its tools, so only output that is to be longer than the
+    operator's default needs a session that keeps it.
+    """
+    least = public_limits(base, "max_stdout_bytes", "max_stderr_bytes")
+    return {
+        name: value
+        for name, value in limits.items()
+        if _is_of_session(name) or value > least.get(name, value)
+    }
 
 
 def retain_label(retain_s: float) -> dict[str, str]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
     from sandkasten.engine.storage.stage_publish import StagePublish
     from sandkasten.model.runs.session_key import Namespace
+    from sandkasten.model.sandbox.session_joins import SessionShape
 
     Verb = Callable[[Mapping[str, Any], RunContext, CallSandbox], Awaitable[Answer]]
 
@@ -105,6 +106,10 @@ class Toolbox:
             await self._sessions.check(context)
         else:
             await self._running.check(context)
+
+    async def shape(self, context: RunContext) -> SessionShape:
+        """Return what the session of an agent would have if this agent opened it."""
+        return await self._sessions.shape(context)
 
     async def find_image(self, sandbox: AgentSandbox) -> bool:
         """Return whether the image of an agent is here; False if it has to be fetched first.

@@ -18,6 +18,7 @@ from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.sandbox.ledger_record import Record
 from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.session_joins import variables
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -176,9 +177,10 @@ def new_record(
     plan: SandboxPlan, acquired: Acquired, clock: Clock, detail: str = "", pool_kind: str = ""
 ) -> Record:
     """Return the first row of a sandbox that does not exist yet."""
-    owner = this_process()
+    owner, the_id = this_process(), new_sandbox_id()
+    env = variables(the_id, plan.env)
     return Record(
-        id=new_sandbox_id(),
+        id=the_id,
         state=State.CREATING,
         backend=plan.backend.name,
         image=plan.spec.image.name,
@@ -192,7 +194,11 @@ def new_record(
         lifetime_s=plan.lease.lifetime_s,
         session_key=plan.session_key,
         labels=plan.labels,
-        env_names=plan.env_names,
+        env_names=env.names,
+        env_digest=env.digest,
+        hostname=plan.spec.hostname,
+        pip_packages=plan.packages.pip,
+        npm_packages=plan.packages.npm,
         owner_pid=owner.pid,
         owner_start=owner.start,
         warnings=plan.warnings,

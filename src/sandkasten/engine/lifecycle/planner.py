@@ -19,6 +19,7 @@ from sandkasten.errors import (
     ImageNotFound,
     PolicyDenied,
     RegistryUnavailable,
+    SandkastenError,
     UnsupportedByBackend,
     UntrustedImage,
 )
@@ -46,7 +47,12 @@ from sandkasten.model.sandbox.network_policy import (
     unsupported_network,
 )
 from sandkasten.model.sandbox.oneshot_values import check_run_only
-from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX, checked_packages, environment
+from sandkasten.model.sandbox.package_sets import (
+    MOUNT_PREFIX,
+    Packages,
+    checked_packages,
+    environment,
+)
 from sandkasten.model.sandbox.policy import (
     Lease,
     Policy,
@@ -59,11 +65,20 @@ from sandkasten.model.sandbox.policy import (
     parse_limits,
 )
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.model.sandbox.session_joins import (
+    JOIN_REFUSED,
+    JoinTerms,
+    SessionShape,
+    Variables,
+    as_details,
+    differences,
+    variables,
+)
 from sandkasten.model.sandbox.workspace import WorkspaceRequest, plain_name, workspace_request
 from sandkasten.ports import KeepsImages, RefusesNetworks, RunsOnce, Watchful
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sandkasten.engine.lifecycle.backend_choice import BackendChoice, Chosen
     from sandkasten.engine.storage.tenant_secrets import TenantSecrets
@@ -71,8 +86,9 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.host_mounts import MountRule
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.limits import Limits
-    from sandkasten.model.sandbox.package_sets import Packages, PackageSet
+    from sandkasten.model.sandbox.package_sets import PackageSet
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+    from sandkasten.model.sandbox.session_joins import Difference
     from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner, Sites
 
 
@@ -84,13 +100,15 @@ class SandboxPlan:
     spec: CellSpec
     lease: Lease
     labels: dict[str, str]
-    env_names: tuple[str, ...]
+    env: Mapping[str, str]
+    """The variables that the request names."""
     session_key: str | None
     warnings: tuple[str, ...]
     workspace: WorkspaceRequest | None = None
     mounts: tuple[Mounted, ...] = ()
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
+    packages: Packages = Packages()
     runtime: str | None = None
     """The runtime of a one-shot, for which the warm pool may have started an interpreter."""
 
@@ -218,17 +236,56 @@ class Planner:
             spec=spec,
             lease=lease,
             labels=labels,
-            env_names=tuple(sorted(env)),
+            env=env,
             session_key=session_key_of(request),
             warnings=tuple(filter(None, warnings)),
             workspace=workspace,
             mounts=(
-                *(Mounted(rule.name, rule.target, rule.mode) for rule in rules),
+                *(Mounted(rule.name, rule.target, rule.mode, rule.below) for rule in rules),
                 *(Mounted(MOUNT_PREFIX + one.key, one.mount.target) for one in sets),
             ),
             tenant=tenant,
             key_id=request.key_id,
+            packages=packages,
         )
+
+    async def shape(self, request: CreateRequest) -> SessionShape:
+        """Return what a session of this request would have. Nothing is made, fetched or installed.
+
+        Raises what `plan` would raise for the parts that it reads.
+        """
+        options = request.options
+        gpus = requested_gpus(options)
+        packages = checked_packages(options.pip_packages, options.npm_packages)
+        asked = without_gpus(options.limits)
+        lease = lease_for(options, self._policy)
+        backend = await self.choice.first(request)
+        return SessionShape(
+            image=await self._image_name(backend, options.image),
+            backend=backend.name,
+            profile=checked_profile(options.profile),
+            network=self._network(request).public(),
+            limits=parse_limits(asked, self._policy.limits, self._policy.ceiling),
+            hostname=checked_hostname(options.hostname),
+            idle_timeout_s=lease.idle_timeout_s,
+            lifetime_s=lease.lifetime_s,
+            pip_packages=packages.pip,
+            npm_packages=packages.npm,
+            gpus=None if gpus is None else str(gpus),
+        )
+
+    async def _image_name(self, backend: Backend, name: str | None) -> str | None:
+        """Return the name of the image that a request gets; None if that is not known yet."""
+        if name is None:
+            return None
+        try:
+            there = await self._images.look_up(name)
+            if there.image is None and there.fetchable:
+                return there.names[-1]
+            return (await self._resolved(backend, name, fetch=False)).name
+        except SandkastenError:
+            # A run fails for this reason before it joins a session.
+            return None
 
     def permitted_network(self, value: object) -> NetworkPolicy:
         """Return the network that the operator gets for a value. Raise InvalidRequest or
@@ -466,30 +523,89 @@ def _keys(mounts: Sequence[Mounted]) -> tuple[str, ...]:
     )
 
 
-def _shown(mounts: Sequence[Mounted]) -> str | None:
-    return " and ".join(key[:12] for key in _keys(mounts)) or None
+def check_joins(found: Record, plan: SandboxPlan, terms: JoinTerms) -> None:
+    """Raise Conflict if the session of a key has not what the request requires of it."""
+    _check(found, differences(_shape(plan, found), _session(found), terms))
 
 
-def check_same_kind(found: Record, options: SandboxOptions, plan: SandboxPlan) -> None:
-    """Raise Conflict if a session key already names a sandbox of another kind."""
-    has_workspace = None if found.workspace_id is None else plain_name(found.workspace_id)
-    asked = (
-        ("image", options.image, plan.spec.image.name, found.image),
-        ("backend", options.backend, plan.backend.name, found.backend),
-        ("backend", options.isolation, plan.backend.name, found.backend),
-        ("profile", options.profile, plan.spec.profile, found.profile),
-        ("gpus", plan.spec.gpus, str(plan.spec.gpus), found.gpus),
-        ("workspace", options.workspace_id, options.workspace_id, has_workspace),
-        ("packages", _shown(plan.mounts), _shown(plan.mounts) or "none", _shown(found.mounts)),
+def check_packages(found: Record, terms: JoinTerms) -> None:
+    """Raise Conflict if the session has other packages: nothing is to be installed for that."""
+    options, session = terms.options, _session(found)
+    wanted = checked_packages(options.pip_packages, options.npm_packages)
+    shape = replace(session, pip_packages=wanted.pip, npm_packages=wanted.npm)
+    _check(found, differences(shape, session, JoinTerms(options)))
+
+
+def _check(found: Record, differing: Sequence[Difference]) -> None:
+    if not differing:
+        return
+    key = unscoped(found.session_key or "")[1]
+    has = ", ".join(f"{one.field} {one.has}, not {one.wanted}" for one in differing)
+    raise Conflict(
+        f"session key {key!r} names a sandbox with {has}",
+        hint="use another key, leave these options out, or destroy that sandbox first",
+        reason=JOIN_REFUSED,
+        sandbox_id=found.id,
+        session_key=key,
+        **as_details(differing),
     )
-    for what, named, wanted, has in asked:
-        if named is not None and wanted != has:
-            key = unscoped(found.session_key or "")[1]
-            raise Conflict(
-                f"session key {key!r} names a sandbox with {what} {has}, not {wanted}",
-                hint="use another key, or destroy that sandbox first",
-                sandbox_id=found.id,
-            )
+
+
+def _shape(plan: SandboxPlan, found: Record) -> SessionShape:
+    """Return what the plan would make, to be compared with that session."""
+    spec = plan.spec
+    return SessionShape(
+        image=spec.image.name,
+        backend=plan.backend.name,
+        profile=spec.profile,
+        network=spec.network.public(),
+        limits=spec.limits,
+        hostname=spec.hostname,
+        idle_timeout_s=plan.lease.idle_timeout_s,
+        lifetime_s=plan.lease.lifetime_s,
+        env=variables(found.id, plan.env),
+        labels=plan.labels,
+        workspace_id=None if plan.workspace is None else plain_name(plan.workspace.name),
+        workspace_mode=_mode(shared=plan.workspace is not None and plan.workspace.shared),
+        mounts=_host_mounts(plan.mounts),
+        pip_packages=plan.packages.pip,
+        npm_packages=plan.packages.npm,
+        gpus=None if spec.gpus is None else str(spec.gpus),
+    )
+
+
+def _session(found: Record) -> SessionShape:
+    return SessionShape(
+        image=found.image,
+        backend=found.backend,
+        profile=found.profile,
+        network=found.network,
+        limits=found.limits,
+        hostname=found.hostname,
+        idle_timeout_s=found.idle_timeout_s,
+        lifetime_s=found.lifetime_s,
+        env=Variables(found.env_names, found.env_digest),
+        labels=found.labels,
+        workspace_id=None if found.workspace_id is None else plain_name(found.workspace_id),
+        workspace_mode=_mode(shared=found.workspace_shared),
+        mounts=_host_mounts(found.mounts),
+        pip_packages=found.pip_packages,
+        npm_packages=found.npm_packages,
+        gpus=found.gpus,
+    )
+
+
+def _mode(*, shared: bool) -> str:
+    return "shared" if shared else "exclusive"
+
+
+def _host_mounts(mounts: Sequence[Mounted]) -> tuple[str, ...]:
+    """Return the host mounts among them, as a request names them."""
+    return tuple(
+        f"{one.name}/{one.below}" if one.below else one.name
+        for one in mounts
+        if not one.name.startswith(MOUNT_PREFIX)
+    )
 
 
 def _memory_warning(limits: Limits) -> str:

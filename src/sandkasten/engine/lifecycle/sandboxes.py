@@ -26,7 +26,8 @@ from sandkasten.engine.lifecycle.backend_choice import Chosen, asked_of
 from sandkasten.engine.lifecycle.planner import (
     Planner,
     SandboxPlan,
-    check_same_kind,
+    check_joins,
+    check_packages,
     session_key_of,
 )
 from sandkasten.engine.lifecycle.sandbox_info import described
@@ -48,6 +49,7 @@ from sandkasten.model.pool.pool_kinds import Miss
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, is_there
+from sandkasten.model.sandbox.session_joins import JoinTerms
 from sandkasten.ports import (
     UNTRACED,
     Backend,
@@ -72,7 +74,6 @@ if TYPE_CHECKING:
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Acquired, Record
-    from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
 
 # Creating takes milliseconds; a host that needs this long is overloaded. See also `StartsSlowly`.
@@ -119,14 +120,15 @@ class Sandboxes:
         quota: TenantQuota | None = None,
         *,
         sites: Sites | None = None,
-        any_image: bool = False,
+        terms: JoinTerms | None = None,
     ) -> Info:
         """Packages of the request are installed in `sites`.
 
-        A request that names no image joins the session of its key whatever that is made of; with
-        `any_image`, so does a request that names one.
+        `terms` is what the session of its key must have for the request to join it; None: every
+        option that the request names.
         """
-        while (info := await self._tried(request, quota, sites, any_image)) is None:
+        terms = terms or JoinTerms(request.options)
+        while (info := await self._tried(request, quota, sites, terms)) is None:
             pass
         return info
 
@@ -135,12 +137,18 @@ class Sandboxes:
         request: CreateRequest,
         quota: TenantQuota | None,
         sites: Sites | None,
-        any_image: bool,
+        terms: JoinTerms,
     ) -> Info | None:
         """Return None if the session to join ended meanwhile: there is no image for a new one."""
         request = await self.entries.engines.of_session(request, session_key_of(request))
-        living = await self._living(request, any_image=any_image)
-        joins = living if any_image or request.options.image is None else None
+        any_image = terms.options.image is None
+        # Its image, backend or packages matter to the plan.
+        packages = request.options.pip_packages or request.options.npm_packages
+        looks = any_image or packages or self._planner.choice.has_rules
+        living = await self._living(request) if looks else None
+        if living is not None:
+            check_packages(living, terms)
+        joins = living if any_image else None
 
         async def work(chosen: Chosen) -> Info | None:
             plan = await self._planner.plan(request, sites=sites, joins=joins, chosen=chosen)
@@ -150,7 +158,7 @@ class Sandboxes:
                 found = await self._store.find_key(plan.session_key)
                 if found is not None:
                     if await self._usable(found):
-                        check_same_kind(found, _wanted(request, any_image=any_image), plan)
+                        check_joins(found, plan, terms)
                         return self.describe(found, created=False)
                     await self._bury_quietly(found.id)
                 return await self._created(plan, quota) if joins is None else None
@@ -177,25 +185,31 @@ class Sandboxes:
         return info
 
     async def check(
-        self, request: CreateRequest, *, sites: Sites | None = None, any_image: bool = False
+        self,
+        request: CreateRequest,
+        *,
+        sites: Sites | None = None,
+        terms: JoinTerms | None = None,
     ) -> None:
         """Raise what `create` would raise before it makes anything."""
         request = await self.entries.engines.of_session(request, session_key_of(request))
-        living = await self._living(request, any_image=any_image)
-        joins = living if any_image or request.options.image is None else None
+        terms = terms or JoinTerms(request.options)
+        living = await self._living(request)
+        if living is not None:
+            check_packages(living, terms)
+        joins = living if terms.options.image is None else None
 
         async def work(chosen: Chosen) -> None:
             plan = await self._planner.plan(request, sites=sites, joins=joins, chosen=chosen)
-            if joins is not None:
-                check_same_kind(joins, _wanted(request, any_image=any_image), plan)
+            if living is not None:
+                check_joins(living, plan, terms)
 
         await self._planner.choice.on_available(request, work, living, trial=True)
 
-    async def _living(self, request: CreateRequest, *, any_image: bool) -> Record | None:
-        """Return the session of a request, if the plan depends on it: on its image or backend."""
+    async def _living(self, request: CreateRequest) -> Record | None:
+        """Return the session that a request leads to, if it lives."""
         key = session_key_of(request)
-        looks = request.options.image is not None and not any_image
-        if key is None or (looks and not self._planner.choice.has_rules):
+        if key is None:
             return None
         found = await self._store.find_key(key)
         return found if found is not None and await self._usable(found) else None
@@ -482,11 +496,6 @@ class Sandboxes:
                 **more,
             }
             self._events.emit(event, fields)
-
-
-def _wanted(request: CreateRequest, *, any_image: bool) -> SandboxOptions:
-    options = request.options
-    return replace(options, image=None) if any_image else options
 
 
 def _unknown(the_id: str) -> SessionNotFound:

@@ -19,6 +19,7 @@ from sandkasten.engine.placement import located
 from sandkasten.errors import SandkastenError
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.session_joins import variables
 from sandkasten.ports import Clock, EventSink, Networked, Resizes, Store
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.frame_codec import LEASE_ENV
@@ -205,6 +206,7 @@ async def send_lease(
 
 def _claimed(row: Record, plan: SandboxPlan, quota: TenantQuota | None, clock: Clock) -> Record:
     """Return the row of a pooled sandbox as that of the request."""
+    env = variables(row.id, plan.env)
     return replace(
         row,
         acquired="pool",
@@ -216,7 +218,11 @@ def _claimed(row: Record, plan: SandboxPlan, quota: TenantQuota | None, clock: C
         session_key=plan.session_key,
         limits=plan.spec.limits,
         labels=plan.labels,
-        env_names=plan.env_names,
+        env_names=env.names,
+        env_digest=env.digest,
+        hostname=plan.spec.hostname,
+        pip_packages=plan.packages.pip,
+        npm_packages=plan.packages.npm,
         warnings=(*plan.warnings, *row.warnings),
         mounts=plan.mounts,
         tenant=plan.tenant,

@@ -277,7 +277,7 @@ class WarmPool:
             spec=self._spec_of(plan),
             lease=lease,
             labels={},
-            env_names=(),
+            env={},
             warnings=(),
             session_key=None,
             key_id=None,

@@ -80,6 +80,8 @@ class Mounted:
     name: str
     target: str
     mode: Mode = "ro"
+    below: str = ""
+    """The directory below the mount that is shown; empty: all of it."""
 
 
 def parse_mounts(value: object, data_dir: str) -> tuple[MountRule, ...]:

@@ -64,6 +64,12 @@ class Record:
     """The quota of the tenant under which its network was opened last."""
     place: str = ""
     """The part of the backend's platform that has it; see `CellSpec.place`."""
+    hostname: str | None = None
+    """None: made by a version that did not record it; so are the two below."""
+    pip_packages: tuple[str, ...] | None = None
+    npm_packages: tuple[str, ...] | None = None
+    env_digest: str = ""
+    """See `session_joins.variables`."""
 
     @property
     def hidden(self) -> bool:

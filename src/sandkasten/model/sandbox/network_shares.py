@@ -8,7 +8,7 @@ the others.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.sandbox.network_limits import Allowance
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.network_policy import NetworkCounts, NetworkPolicy
 
 
+SHARED_LIMITS: Final = ("connections", "bandwidth_bps")
+"""The limits of a network of which a sandbox may get a share of its tenant's quota."""
+
+
 def shared_limits(
     policy: NetworkPolicy, tenant: str, quota: TenantQuota, others: Sequence[NetworkLimits]
 ) -> NetworkPolicy:
@@ -29,10 +33,13 @@ def shared_limits(
     A limit that the request does not name becomes the default or, if that is less, an equal share
     for each of `max_sessions`, and never more than what is left. Raise QuotaExceeded.
     """
-    sums = {
-        "connections": quota.max_network_connections,
-        "bandwidth_bps": quota.max_network_bandwidth_bps,
-    }
+    sums = dict(
+        zip(
+            SHARED_LIMITS,
+            (quota.max_network_connections, quota.max_network_bandwidth_bps),
+            strict=True,
+        )
+    )
     named = dict(policy.requested_limits)
     for name, most in sums.items():
         if most is None:

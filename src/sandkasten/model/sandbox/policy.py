@@ -234,13 +234,18 @@ def _check_ceiling(
             )
 
 
-def public_limits(limits: Limits) -> dict[str, Number]:
-    """Return the limits under their public names and in public units."""
+def public_limits(limits: Limits, *names: str) -> dict[str, Number]:
+    """Return the limits under their public names and in public units; with `names` only these."""
     return {
         name: known.outward(getattr(limits, known.field))
         for name, known in _LIMITS.items()
-        if not known.alias
+        if (name in names if names else not known.alias)
     }
+
+
+def limit_field(name: str) -> str:
+    """Return the field of `Limits` that has a limit of this public name."""
+    return _LIMITS[name].field
 
 
 def read_public_limits(given: object) -> Limits:
