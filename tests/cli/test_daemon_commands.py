@@ -205,7 +205,7 @@ def test_the_settings_of_the_daemon_are_shown_on_request(cli, daemon, monkeypatc
     assert f"note: the daemon at unix://{daemon.socket} may have others" in own.err
     assert json.loads(cli("config", "show", "--json").out)["default_image"] == "mine"
     theirs = json.loads(cli("config", "show", "--daemon", "--origin", "--json").out)
-    assert theirs["default_image"] == {"value": "host", "origin": "default"}
+    assert theirs["default_image"] == {"value": None, "origin": "default"}
     assert theirs["data_dir"]["value"] == str(daemon.data_dir)
     assert KEY not in json.dumps(theirs)
     refused = cli("--embedded", "config", "show", "--daemon")

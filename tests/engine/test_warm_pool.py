@@ -205,14 +205,18 @@ async def test_the_environment_is_set_when_a_warm_sandbox_is_claimed(world):
 
 
 @pytest.mark.promise("P17", "P94")
-async def test_a_run_with_another_limit_or_image_does_not_get_the_warm_sandbox(world):
+async def test_a_run_with_another_limit_or_name_does_not_get_the_warm_sandbox(world):
     await sh(world)
     await sh(world)
     spare = await spare_of(world)
-    for other in ({"limits": {"mem_limit_mb": 64}}, {"image": "python"}, {"hostname": "other"}):
+    for other in ({"limits": {"mem_limit_mb": 64}}, {"hostname": "other"}):
         result = await sh(world, **other)
         assert result.sandbox_id != spare
-    # What only the engine enforces is no difference.
+    # An alias that means the same image is no difference, nor what only the engine enforces.
+    aliased = await sh(world, image="python")
+    assert aliased.sandbox_id == spare
+    assert aliased.warnings == ("alias python (python:3.11-slim) resolved to the host image",)
+    spare = await spare_of(world)
     assert (await sh(world, limits={"max_stdout_bytes": 5})).sandbox_id == spare
 
 

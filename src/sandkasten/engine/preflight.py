@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
+
 if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.planner import Planner
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
     from sandkasten.engine.oneshot.oneshot import OneShot
     from sandkasten.model.sandbox.oneshot_values import RunRequest
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-    from sandkasten.model.sandbox.sandbox_values import CreateRequest
     from sandkasten.model.sandbox.session_joins import JoinTerms, SessionShape
     from sandkasten.ports import Sites
 
@@ -46,5 +47,5 @@ class Preflight:
         and what cannot be fetched.
         """
         if runtime is None:
-            return await self._planner.find_image(options)
+            return await self._planner.find_image(CreateRequest(options))
         return await self._oneshot.find_image(options, runtime)

@@ -29,7 +29,6 @@ async def test_the_first_call_opens_the_runs_sandbox_and_the_next_finds_it(tools
         "cwd": "/workspace",
         "created": False,
         "status": "ready",
-        "warnings": ["alias linux (ubuntu:22.04) resolved to the host image"],
     }
     assert read["contents"] == "1"
     [info] = await tools.engine.list()

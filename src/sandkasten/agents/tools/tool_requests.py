@@ -29,14 +29,17 @@ AGENT_LABEL: Final = "sandkasten.agent"
 RETAIN_LABEL: Final = "sandkasten.retain"
 """For how many seconds a session is kept after its run."""
 _PROGRAMS: Final = ("python", "node", "bash", "sh", "linux", "shell", "python3", "javascript")
+# Runtimes that are not an alias of an image themselves.
+_ALIASES: Final = {"sh": "base", "python3": "python", "javascript": "node"}
 # Images without bash.
 _SMALL: Final = ("alpine", "busybox")
 _MOST_LABEL: Final = 256
 
 
-def session_image(sandbox: AgentSandbox) -> str:
-    """Return the image of a new session sandbox."""
-    return sandbox.options.image or sandbox.runtime or "linux"
+def session_image(sandbox: AgentSandbox) -> str | None:
+    """Return the image of a new session sandbox; None: as of every request that names none."""
+    name = sandbox.options.image or sandbox.runtime
+    return None if name is None else _ALIASES.get(name, name)
 
 
 def runtime_for(sandbox: AgentSandbox) -> str:

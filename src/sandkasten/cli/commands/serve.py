@@ -19,8 +19,7 @@ _CONFIG: Final = """\
 listen: "{listen}"
 data_dir: {data_dir}
 api_key_file: {key_file}
-default_image: {default_image}
-session_ttl_seconds: 30m
+{default_image}session_ttl_seconds: 30m
 """
 
 
@@ -118,8 +117,8 @@ def _init(
         str, typer.Option(metavar="HOST:PORT", help="Address of the daemon.")
     ] = "127.0.0.1:8080",
     default_image: Annotated[
-        str, typer.Option(metavar="I", help="Image of sandboxes that name none.")
-    ] = "host",
+        str | None, typer.Option(metavar="I", help="Image of sandboxes that name none.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
     """Write a settings file and a key for a daemon."""
@@ -130,7 +129,10 @@ def _init(
     path = os.path.abspath(config)
     key_file = os.path.join(os.path.dirname(path), "sandkasten.key")
     filled = _CONFIG.format(
-        listen=listen, data_dir=data_dir, key_file=key_file, default_image=default_image
+        listen=listen,
+        data_dir=data_dir,
+        key_file=key_file,
+        default_image=f"default_image: {default_image}\n" if default_image else "",
     )
     _write_new(key_file, f"sk-{secrets.token_urlsafe(32)}\n", mode=0o600, replace=force)
     _write_new(path, filled, mode=0o644, replace=force)

@@ -198,13 +198,12 @@ class SandboxRoutes:
         """Return the image of a template; None: the operator's default."""
         if template not in DEFAULT_TEMPLATES or template in self._aliases:
             return template
-        # With its tag, because `base` alone is an alias of another image.
-        built = f"{template}:latest"
+        # `base` may also be the alias of an image in the store.
         try:
-            await call.engine.images.inspect(built)
+            await call.engine.images.inspect(template)
         except (ImageNotFound, UnsupportedByBackend):
             return None
-        return built
+        return template
 
     async def connect(self, call: Call) -> Response:
         the_id = await call.session()

@@ -74,8 +74,12 @@ class GeneralSettings:
         "local",
         "The backend of a request that names none, such as local, gvisor, docker or docker/NAME.",
     )
-    default_image: str = setting(
-        "default_image", image, "host", "The image of a request that names none."
+    default_image: str | None = setting(
+        "default_image",
+        image,
+        None,
+        "The image of a request that names none; default: the alias of what it runs, such as "
+        "python or linux.",
     )
     allowed_images: tuple[str, ...] | None = setting(
         "allowed_images",

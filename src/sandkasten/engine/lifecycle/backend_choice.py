@@ -34,6 +34,7 @@ from sandkasten.model.backends.docker_engines import engine_labels, family
 from sandkasten.model.environment import checked_labels
 from sandkasten.model.images.image_name import is_id
 from sandkasten.model.sandbox.isolation_levels import has_engine
+from sandkasten.model.sandbox.sandbox_values import wanted_images
 from sandkasten.model.sandbox.workspace import workspace_request
 from sandkasten.model.spelling import shown
 from sandkasten.ports import RunsOnce, SpellsImages
@@ -224,7 +225,7 @@ class BackendChoice:
         return None if found is None else found.name
 
     def _subject(self, request: CreateRequest) -> RuleSubject:
-        name = request.options.image or self._policy.default_image
+        name = wanted_images(request, self._policy.default_image)[0]
         spelled = self._images.spellings(name) if isinstance(self._images, SpellsImages) else ()
         return RuleSubject(
             images=(name, *spelled),

@@ -291,7 +291,8 @@ class TierSurvey:
 
     async def _some_image(self) -> str | None:
         """Return the name of an image that has layers, not the host image."""
-        for name in (self._policy.default_image, *_LIKELY_IMAGES):
+        default: str | None = self._policy.default_image
+        for name in _LIKELY_IMAGES if default is None else (default, *_LIKELY_IMAGES):
             try:
                 image = await self._images.resolve(name)
             except SandkastenError:

@@ -64,7 +64,7 @@ from sandkasten.model.sandbox.policy import (
     lease_for,
     parse_limits,
 )
-from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import wanted_images
 from sandkasten.model.sandbox.session_joins import (
     JOIN_REFUSED,
     JoinTerms,
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.limits import Limits
     from sandkasten.model.sandbox.package_sets import PackageSet
-    from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest
     from sandkasten.model.sandbox.session_joins import Difference
     from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner, Sites
 
@@ -134,7 +134,6 @@ class Planner:
         self,
         request: CreateRequest,
         *,
-        otherwise: str = "linux",
         image: Image | None = None,
         sites: Sites | None = None,
         joins: Record | None = None,
@@ -143,8 +142,7 @@ class Planner:
     ) -> SandboxPlan:
         """Check everything that can be checked before anything is made.
 
-        `otherwise` is the alias meant by a request that names no image, where the operator's
-        allow-list does not hold the default one. `image` is one that was resolved already.
+        `image` is one that was resolved already.
         `sites` is where packages are installed; without it a request for packages is refused.
         `joins` is the existing session that the request leads to: its image is not looked for.
         `chosen` has the backend of a client's request; without it, the rules of `policy.backends`
@@ -192,7 +190,7 @@ class Planner:
             # Packages belong to an image, so they need its layers.
             image = await self._resolved(backend, joins.image) if packages else _image_of(joins)
         if image is None:
-            image = await self._image(backend, options.image, otherwise)
+            image = await self._image(backend, request)
         check_profile_on(profile, image)
         spec = CellSpec(
             image=image,
@@ -353,17 +351,16 @@ class Planner:
             )
         return tuple(await self._host_mounts.resolve(rules))
 
-    async def find_image(self, options: SandboxOptions, *, otherwise: str = "linux") -> bool:
+    async def find_image(self, request: CreateRequest) -> bool:
         """Return whether the image of a request is here; False if it has to be fetched first.
 
         Fetches nothing. Raises what `plan` would raise if nothing can be fetched.
         """
-        backend = await self.choice.first(CreateRequest(options))
+        backend = await self.choice.first(request)
         try:
-            await self._image(backend, options.image, otherwise, fetch=False)
+            await self._image(backend, request, fetch=False)
         except ImageNotFound:
-            names = (self._policy.default_image, otherwise)
-            for name in names if options.image is None else (options.image,):
+            for name in wanted_images(request, self._policy.default_image):
                 with suppress(PolicyDenied):
                     there = await self._images.look_up(name)
                     if there.fetchable:
@@ -376,18 +373,22 @@ class Planner:
         return True
 
     async def _image(
-        self, backend: Backend, name: str | None, otherwise: str, *, fetch: bool = True
+        self, backend: Backend, request: CreateRequest, *, fetch: bool = True
     ) -> Image:
-        if name is not None:
+        """Return the image of a request, on every path and every backend."""
+        name, *rest = wanted_images(request, self._policy.default_image)
+        if not rest:
             return await self._resolved(backend, name, fetch=fetch)
         try:
-            default = self._policy.default_image
-            image = await self._resolved(backend, default, otherwise, fetch=fetch)
+            image = await self._resolved(backend, name, rest[0], fetch=fetch)
         except UntrustedImage:
             # Not forbidden, but perhaps replaced: another image would hide that.
             raise
-        except PolicyDenied:
-            image = await self._resolved(backend, otherwise, fetch=fetch)
+        except PolicyDenied as refused:
+            try:
+                image = await self._resolved(backend, rest[0], fetch=fetch)
+            except (PolicyDenied, UnsupportedByBackend):
+                raise refused from None
         # The caller named no image, so there is nothing to warn about.
         return replace(image, warning="")
 

@@ -205,13 +205,12 @@ class OneShot:
 
     async def find_image(self, options: SandboxOptions, runtime: str) -> bool:
         """Return whether the image of a run is here; see `Planner.find_image`."""
-        otherwise = _runtime(runtime).image
-        return await self._planner.find_image(options, otherwise=otherwise)
+        asked = CreateRequest(options, runtime_image=_runtime(runtime).image)
+        return await self._planner.find_image(asked)
 
     async def _plan(self, request: RunRequest, job: _Job, chosen: Chosen) -> SandboxPlan:
         plan = await self._planner.plan(
             _create_request(request, job),
-            otherwise=job.runtime.image,
             sites=self._sites,
             chosen=chosen,
             once=True,
@@ -343,6 +342,7 @@ def _create_request(request: RunRequest, job: _Job) -> CreateRequest:
         tenant=request.tenant,
         key_id=request.key_id,
         agent=request.agent,
+        runtime_image=job.runtime.image,
     )
 
 

@@ -114,7 +114,7 @@ class WorkspaceFiles:
     async def _make(self, name: str, tenant: str) -> Record:
         stored = await self._claims.port.get(scoped(tenant, name))
         options = SandboxOptions(workspace_id=name, backend=stored.keeper or None, network="none")
-        plan = await self._planner.plan(CreateRequest(options, tenant=tenant))
+        plan = await self._planner.plan(CreateRequest(options, tenant=tenant, runtime_image="host"))
         requested = plan.workspace
         lease = Lease(idle_timeout_s=LEASE_S, lifetime_s=plan.lease.lifetime_s)
         plan = replace(

@@ -123,6 +123,8 @@ def pooled_spec(spec: CellSpec, *, resizable: bool) -> CellSpec:
     kept = {name: getattr(spec.limits, name) for name in names}
     return replace(
         spec,
+        # By which name it was requested makes no other sandbox.
+        image=replace(spec.image, warning=""),
         env=MappingProxyType({}),
         limits=replace(Limits(), **kept),
         network=CLOSED if spec.network.closed else _UNCLAIMED_NETWORK,

@@ -49,7 +49,8 @@ class Policy:
     """Whether sandboxes may be created at all: the operator's switch."""
     code_mode: bool = True
     """Whether agents may have a sandbox with state."""
-    default_image: str = "host"
+    default_image: str | None = None
+    """The image of a request that names none; None: the alias of what it runs."""
     limits: Limits = field(default_factory=Limits)
     """What a sandbox gets that asked for nothing."""
     ttl_s: float = 1800.0

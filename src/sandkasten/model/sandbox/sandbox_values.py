@@ -26,6 +26,9 @@ from sandkasten.model.sandbox.sandbox_options import (
 )
 from sandkasten.model.sandbox.usage import SessionUsage, Usage  # noqa: TC001
 
+HOST = "host"
+"""The image that shows this machine's own programs."""
+
 SandboxStatus = Literal["creating", "running", "paused", "destroying", "lost"]
 
 _NO_TEXT: Mapping[str, str] = MappingProxyType({})
@@ -44,6 +47,27 @@ class CreateRequest:
     """The API key of the request, for the journal."""
     agent: str | None = None
     """The installed agent that asks for it. Never set by a client."""
+    runtime_image: str | None = None
+    """The alias of an image that has what the request runs; None: chosen by its packages. Counts
+    only if neither the request nor the operator names an image."""
+
+
+def wanted_images(request: CreateRequest, default_image: str | None) -> tuple[str, ...]:
+    """Return the image that a request means, and the one that replaces it if the allow-list has
+    only that.
+
+    A request that names an image means this one. Otherwise the operator's `default_image` counts,
+    and without one the alias of what the request runs.
+    """
+    options = request.options
+    if options.image is not None:
+        return (options.image,)
+    alias = request.runtime_image or (
+        "python" if options.pip_packages else "node" if options.npm_packages else "linux"
+    )
+    if default_image is not None:
+        return (default_image, alias)
+    return (alias, "linux" if alias == HOST else HOST)
 
 
 @dataclass(frozen=True, slots=True)
