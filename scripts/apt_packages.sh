@@ -15,6 +15,8 @@ setup=(
     zstd                      # layers of images that are compressed with it
     bash coreutils procps     # what people expect to find inside the host image
     curl                      # the demonstration speaks to the daemon with it
+    mmdebstrap                # images of Debian packages: sandkasten image build
+    python3-ipykernel         # a kernel for code contexts in the host image
     cargo rustc gcc libc6-dev librust-libc-dev librust-serde-json-dev \
         librust-ring-dev librust-rustls-dev   # the runner
 )
@@ -27,7 +29,7 @@ check=(
     busybox-static            # a shell that is not bash, and an image with nothing in it
 )
 test=(
-    mmdebstrap skopeo         # images: a Debian to import, and somebody else's tool to compare with
+    skopeo                    # images: another tool to compare with
     apt-utils                 # a mirror of packages to install from inside a sandbox
     zstd xz-utils bzip2       # archives as people compress them
     docker-registry openssl   # a registry to pull from, and certificates for it
@@ -37,7 +39,6 @@ test=(
     openssh-server openssh-client # an engine that is reached by ssh
     docker-compose            # what reads deploy/compose
     postgresql                # the database of several daemons, and a server that a sandbox reaches
-    python3-ipykernel         # a kernel in sandboxes of the host image
 )
 # Debian's npm, unless the machine's node brings one: it installs the TypeScript compiler.
 [ -x /usr/bin/npm ] || test+=(npm)
@@ -49,7 +50,6 @@ long=(
 bench=(
     docker.io runc            # the peers
     iptables iproute2         # an engine on a machine of its own
-    python3-ipykernel         # a kernel in sandboxes of the host image
     passt slirp4netns         # other ways out of a namespace
     busybox-static
 )

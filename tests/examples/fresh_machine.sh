@@ -1,0 +1,37 @@
+#!/bin/bash
+# Run a program on a fresh Debian 12 that has only make and certificates, with this repository.
+# usage: fresh_machine.sh DIRECTORY REPOSITORY PROGRAM
+# Mounts are made in a namespace of this program alone, and end with it.
+set -euo pipefail
+place=$1 repository=$2 program=$3
+root=$place/root
+
+if [ ! -e "$place/made" ]; then
+    suite=(--variant=minbase --include=make,ca-certificates)
+    mmdebstrap --quiet "${suite[@]}" bookworm "$root" /etc/apt/sources.list.d/debian.sources
+    # How this machine reaches its mirrors.
+    cp -a /etc/apt/apt.conf.d/. "$root/etc/apt/apt.conf.d/"
+    cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
+    cp -a /usr/local/share/ca-certificates /etc/ssl "$root/var/tmp/"
+    cp -a "$root/var/tmp/ssl/." "$root/etc/ssl/"
+    for file in /etc/pip.conf /etc/npmrc; do [ ! -e "$file" ] || cp "$file" "$root/etc/"; done
+    mkdir "$root/srv/sandkasten"
+    git -C "$repository" archive HEAD | tar -x -C "$root/srv/sandkasten"
+    touch "$place/made"
+fi
+cp "$program" "$root/srv/program"
+exec unshare --mount --pid --fork --kill-child --propagation private bash -c '
+    set -e
+    mount --rbind "$1" "$1"
+    cd "$1"
+    mount -t proc proc proc
+    mount --rbind /sys sys
+    mount --rbind /dev dev
+    mount -t tmpfs tmpfs run
+    mkdir -p mnt
+    # Not chroot, in which the kernel refuses user namespaces.
+    pivot_root . mnt
+    umount -l /mnt
+    cd /srv/sandkasten
+    exec env HOME=/root bash /srv/program
+' bash "$root"
