@@ -31,6 +31,7 @@ from sandkasten.images.image_names import HOST, all_aliases, canonical_name, in_
 from sandkasten.images.image_sources import Sources
 from sandkasten.images.layers.image_store import LayerStore, StoredImage, not_in_store
 from sandkasten.images.registry.image_reference import parse_reference
+from sandkasten.model.images.known_images import known_image
 from sandkasten.model.images.pull_rules import may_pull
 from sandkasten.model.images.resolved_image import Image, Lookup
 
@@ -81,8 +82,15 @@ class Images:
         self._pulling: dict[str, asyncio.Lock] = {}
         self._own = dict(aliases or {})
         self._host = HostImages(
-            allowed=allowed, strict=strict, usr=usr, aliases=all_aliases(self._own)
+            allowed=allowed,
+            strict=strict,
+            usr=usr,
+            aliases=all_aliases(self._own),
+            stored=self._stored_names,
         )
+
+    def _stored_names(self) -> Sequence[str]:
+        return sorted(name for image in self.store.list() for name in image.names)
 
     # ---- ports.ImageSource
 
@@ -91,7 +99,8 @@ class Images:
         if lookup.image is not None:
             return lookup.image
         meant = self._host.meaning(name)
-        if self._pull == "named" and len(meant) == 1 and not lookup.in_full:
+        known = known_image(meant[0]) is not None
+        if self._pull == "named" and len(meant) == 1 and not lookup.in_full and not known:
             raise self._host.missing(meant, "", self._why_not_pulled(meant[0]))
         return self._host.instead_of(meant)
 
@@ -101,7 +110,8 @@ class Images:
         if meant[-1] == HOST:
             return Lookup(names, Image(HOST))
         full = self._in_full(meant)
-        pulls = may_pull(self._pull, in_full=full) and not is_id(meant[-1])
+        unknown = not is_id(meant[-1]) and known_image(meant[-1]) is None
+        pulls = may_pull(self._pull, in_full=full) and unknown
         if pulls and self._pull == "always":
             await self._pull_or_fall_back(meant, names)
         found = self._found(names)

@@ -20,12 +20,13 @@ from sandkasten.images.image_names import (
     is_id,
 )
 from sandkasten.images.registry.image_reference import parse_reference
+from sandkasten.model.images.known_images import KNOWN_IMAGES, known_image
 from sandkasten.model.images.resolved_image import Image, Lookup
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
 from sandkasten.model.spelling import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
 _PROGRAMS = {
     "python": ("python3", "python3"),
@@ -35,6 +36,8 @@ _PROGRAMS = {
     "shell": ("bash", "bash"),
     "base": ("sh", "dash"),
 }
+# A hint is one line.
+_SHOWN_NAMES = 8
 
 
 class HostImages:
@@ -47,7 +50,10 @@ class HostImages:
         strict: bool = False,
         usr: Path = Path("/usr"),
         aliases: Mapping[str, str] = ALIASES,
+        stored: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`stored` returns the names of the images in the store, for hints."""
+        self._stored = stored
         self._allowed = None if allowed is None else tuple(allowed)
         self._strict = strict
         self._usr = usr
@@ -137,17 +143,30 @@ class HostImages:
     def missing(self, meant: Sequence[str], why: str = "", *remedies: str) -> ImageNotFound:
         """Return the error for an image that is not there; the hint names what can be used."""
         name, target = meant[0], meant[-1]
-        near = nearest(name, (HOST, *self._aliases) if self._allowed is None else self._allowed)
+        stored = self._stored() if self._allowed is None else ()
+        names = tuple(one.removesuffix(":latest") for one in stored)
+        known = known_image(target)
+        near = nearest(
+            name,
+            (HOST, *self._aliases, *KNOWN_IMAGES, *names)
+            if self._allowed is None
+            else self._allowed,
+        )
+        if near == name:
+            near = None
         if len(meant) == 1 and near is not None:
             remedies = (f"did you mean {near}?", *remedies)
         stands_for = f"is an alias of {target}, which is " if len(meant) > 1 else "is "
         if is_id(target):
             how = "list the images with sandkasten image ls"
+        elif known is not None:
+            how = f"build it with sandkasten image build {known}"
         else:
             how = f"get it with sandkasten image pull {target} or sandkasten image import"
+        shown = (_shown_names(names),) if names else ()
         return ImageNotFound(
             f"image {name} {stands_for}not in the store{why}",
-            hint="; ".join((*remedies, how, self.usable())),
+            hint="; ".join((*remedies, how, *shown, self.usable())),
             image=name,
         )
 
@@ -189,6 +208,12 @@ class HostImages:
             if os.access(path, os.X_OK) and path.resolve().is_relative_to(self._usr.resolve()):
                 return True
         return False
+
+
+def _shown_names(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    text = ", ".join(names[:_SHOWN_NAMES])
+    return f"in the store: {text} and {more} more" if more > 0 else f"in the store: {text}"
 
 
 def _program_of(meant: Sequence[str]) -> tuple[str, str] | None:

@@ -21,6 +21,7 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.images.registry.image_reference import DOCKER_HUB, parse_reference
+from sandkasten.model.images.known_images import KNOWN_IMAGES
 from sandkasten.model.images.pull_rules import PullLimits
 
 if TYPE_CHECKING:
@@ -227,7 +228,8 @@ def _read_dockerfile(file: Path, context: Path) -> tuple[bytes, bytes]:
         raise InvalidRequest(
             f"{context} is not a directory",
             hint="name the directory of a Dockerfile (image build -t NAME DIRECTORY), or build "
-            "from a recipe (-f FILE.yaml) or from Debian packages (--debian SUITE)",
+            "from a recipe (-f FILE.yaml) or from Debian packages (--debian SUITE), or one of "
+            f"{', '.join(KNOWN_IMAGES)} by its name alone",
         )
     data = _read_regular(file)
     if data is None:

@@ -20,6 +20,7 @@ from sandkasten.model.sandbox.cell_spec import (
     HOME,
     RUNNER_ID,
     TMP,
+    VAR_TMP,
     WORKSPACE,
     CellSpec,
     base_environment,
@@ -287,6 +288,9 @@ def _tmpfs(spec: CellSpec, platform: ContainerPlatform) -> dict[str, str]:
         "/run": f"{quiet},exec,mode=755,size={_RUN_BYTES}",
         resource_names.STATE_DIR: f"{quiet},noexec,mode=711,size={_STATE_BYTES},{ours}",
     }
+    if spec.image.kind == "engine":
+        # An image of the store has a link to /tmp there.
+        made[VAR_TMP] = made[TMP]
     if platform.writable_root:
         # The runner was put into the image's own layer, where a tmpfs would hide it.
         del made["/run"]

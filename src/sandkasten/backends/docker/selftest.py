@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.docker import resource_names
 from sandkasten.errors import BackendUnavailable, IsolationRefused
-from sandkasten.model.sandbox.cell_spec import HOME, ROOT_HOME, TMP, WORKSPACE
+from sandkasten.model.sandbox.cell_spec import HOME, ROOT_HOME, TMP, VAR_TMP, WORKSPACE
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_exec
@@ -30,7 +30,10 @@ _SUBJECT = (resource_names.RUNNER_PATH, "--posture")
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 # Mounted by the engine for every container: private to it, small, in memory.
 _ENGINES_OWN = ("/dev", "/proc")
-_OURS = (WORKSPACE, HOME, TMP, "/run", resource_names.STATE_DIR, resource_names.LISTEN_DIR)
+_OURS = (
+    *(WORKSPACE, HOME, TMP, VAR_TMP, "/run"),
+    *(resource_names.STATE_DIR, resource_names.LISTEN_DIR),
+)
 # Files are hidden by mounting the null device over them.
 _MASKS = (("/null", "tmpfs"), ("/null", "devtmpfs"))
 _FIELDS = 6

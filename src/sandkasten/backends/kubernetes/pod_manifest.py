@@ -21,6 +21,7 @@ from sandkasten.model.sandbox.cell_spec import (
     HOME,
     TMP,
     USER_ID,
+    VAR_TMP,
     WORKSPACE,
     CellSpec,
     base_environment,
@@ -234,6 +235,7 @@ def _sandbox(spec: CellSpec, options: KubernetesOptions) -> dict[str, Any]:
             {"name": "workspace", "mountPath": WORKSPACE},
             {"name": "home", "mountPath": HOME},
             {"name": "tmp", "mountPath": TMP},
+            {"name": "tmp", "mountPath": VAR_TMP},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  (a path inside the sandbox)
         ],
     }

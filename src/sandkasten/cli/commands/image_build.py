@@ -13,6 +13,7 @@ import typer
 
 from sandkasten.cli.options import Json, pairs, state_of
 from sandkasten.cli.state import State, go
+from sandkasten.model.images.known_images import KNOWN_IMAGES, known_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,29 +22,6 @@ if TYPE_CHECKING:
 
 
 _RECIPES = (".yaml", ".yml", ".json")
-_SCIENCE = [
-    f"python3-{name}"
-    for name in (
-        "ipykernel", "numpy", "pandas", "matplotlib", "scipy", "sklearn", "pil", "openpyxl"
-    )
-]  # fmt: skip
-_TOOLS = [
-    *("python3", "python-is-python3", "python3-pip", "python3-venv"),
-    *("git", "curl", "ca-certificates", "procps"),
-]
-# Images that are built by their name alone: a suite of Debian, its packages, and Python packages.
-# The last two have the names of E2B's templates, and what programs for these expect.
-_KNOWN: dict[str, tuple[str, list[str], list[str]]] = {
-    "datascience": ("bookworm", _SCIENCE, []),
-    "base": ("bookworm", _TOOLS, []),
-    # Kernels for R (r-cran-irkernel), JavaScript and TypeScript (deno). Later versions of deno have
-    # a kernel that does not tell a syntax error.
-    "code-interpreter-v1": (
-        "bookworm",
-        [*_TOOLS, *_SCIENCE, "r-cran-irkernel"],
-        ["deno==2.7.14"],
-    ),
-}
 
 
 def add_sources(app: typer.Typer) -> None:
@@ -82,7 +60,8 @@ def _build(
             metavar="CONTEXT|NAME",
             help="Directory of a Dockerfile's files; otherwise the name of the new image. "
             "datascience alone: Python with pandas, matplotlib and a kernel; base and "
-            "code-interpreter-v1 alone: E2B's templates.",
+            "code-interpreter-v1 alone: E2B's templates; sandbox-runtime:base, :python and "
+            ":node alone: small ones.",
         ),
     ] = None,
     file: Annotated[
@@ -133,9 +112,10 @@ def _build(
     """Build an image from a Dockerfile, a recipe or Debian packages, and print its name."""
     if debian is not None and file is not None:
         raise typer.BadParameter("pass either -f FILE or --debian SUITE")
-    if debian is None and file is None and target in _KNOWN and not Path(target).is_dir():
-        debian, packages, python = _KNOWN[target]
-        include, pip = [*packages, *include], [*python, *pip]
+    known = None if target is None else known_image(target)
+    if debian is None and file is None and known is not None and not Path(known).is_dir():
+        image = KNOWN_IMAGES[known]
+        debian, include, pip = image.suite, [*image.packages, *include], [*image.pip, *pip]
     if debian is None and (include or pip or mirror is not None or variant != "minbase"):
         raise typer.BadParameter("--include, --pip, --variant and --mirror go with --debian")
     if debian is None and not (file or "").endswith(_RECIPES):

@@ -77,6 +77,7 @@ class Placed:
 def pick_all(context: Path, step: Copy) -> list[Picked]:
     """Scan everything that a step copies. What it ignores is not read."""
     found: list[Picked] = []
+    unmatched: list[str] = []
     for source in step.sources:
         names = [source]
         if step.patterns and any(one in source for one in "*?["):
@@ -90,8 +91,13 @@ def pick_all(context: Path, step: Copy) -> list[Picked]:
                     hint="check the pattern; it begins at the root of that image",
                 )
             if not names:
-                raise BuildFailed(f"no file matches {source}", hint=f"check the files in {context}")
+                unmatched.append(source)
         found += [pick(context, name, step.ignore) for name in names]
+    # Beside another source, a pattern may match nothing, as in Docker.
+    if unmatched and not found:
+        raise BuildFailed(
+            f"no file matches {' or '.join(unmatched)}", hint=f"check the files in {context}"
+        )
     if not step.archives:
         for one in found:
             _refuse_archive(context, one)

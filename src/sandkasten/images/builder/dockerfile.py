@@ -20,7 +20,6 @@ from sandkasten.images.builder.dockerfile_stages import arguments_of, expanded, 
 from sandkasten.images.builder.dockerfile_words import split_words
 from sandkasten.images.builder.dockerignore import NOTHING
 from sandkasten.images.builder.recipe import (
-    HIDDEN,
     USER,
     Copy,
     Run,
@@ -29,10 +28,11 @@ from sandkasten.images.builder.recipe import (
     SetLabels,
     SetUser,
     SetWorkdir,
+    is_hidden,
 )
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.environment import checked_environment
-from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
+from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH, WORKSPACE
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -144,7 +144,9 @@ def _workdir(state: _State, one: Instruction) -> None:
     if not path or not path.isprintable() or len(path) > 4096:
         raise invalid(one.line, "WORKDIR requires a directory", "write WORKDIR /path")
     state.workdir = posixpath.normpath(posixpath.join(state.workdir, path))
-    _refuse_hidden(one, state.workdir)
+    # Every sandbox has this directory, so nothing is lost.
+    if state.workdir != WORKSPACE:
+        _refuse_hidden(one, state.workdir)
     state.steps.append(SetWorkdir(state.workdir))
 
 
@@ -340,6 +342,6 @@ def _command(state: _State, rest: str) -> tuple[str, ...]:
 
 
 def _refuse_hidden(one: Instruction, path: str) -> None:
-    if "/" + path.split("/")[1] in HIDDEN:
+    if is_hidden(path):
         hint = "a sandbox has its own directory there; use another one, such as /srv"
         raise invalid(one.line, f"files in {shown(path)} are not kept in an image", hint)

@@ -47,7 +47,12 @@ if [ -d "$to/bin" ]; then
     rm -r "$to/bin"
 fi"""
 # A sandbox mounts its own there, which hides the image's content.
-HIDDEN: Final = ("/proc", "/dev", "/sys", "/run", "/tmp", "/workspace", "/work")  # noqa: S108
+HIDDEN: Final = ("/proc", "/dev", "/sys", "/run", "/tmp", "/var/tmp", "/workspace", "/work")  # noqa: S108
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether a sandbox has its own directory at an absolute path, or above it."""
+    return any(f"{path}/".startswith(f"{one}/") for one in HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +295,7 @@ def _copy(number: int, value: object) -> Copy:
             number, f"copies {shown(source)}, which is outside the recipe's directory", hint
         )
     to = _absolute(number, "to", value.get("to"))
-    top = "/" + to.split("/")[1]
-    if top in HIDDEN:
+    if is_hidden(to):
         hint = "a sandbox has its own directory there; copy to another one"
         raise _wrong(number, f"copies to {shown(to)}, which is not visible in a sandbox", hint)
     owner = _owner(number, value.get("owner"))

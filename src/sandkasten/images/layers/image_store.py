@@ -223,7 +223,9 @@ class LayerStore:
         if not skeleton.is_dir():
             with self.working():
                 self._skeleton(image)
-        return (*(str(self._layers.tree(one)) for one in image.layers), str(skeleton))
+        # Overlayfs refuses the same directory twice, and the upper one hides the lower completely.
+        upper = dict.fromkeys(reversed(image.layers))
+        return (*(str(self._layers.tree(one)) for one in reversed(upper)), str(skeleton))
 
     # ---- naming and removing
 

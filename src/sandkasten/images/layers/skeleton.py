@@ -44,8 +44,10 @@ def make_skeleton(target: Path, trees: Sequence[str]) -> None:
     for name in _DIRECTORIES:
         _directory(target / name, mine=name not in _THE_USERS)
     (target / "tmp").chmod(0o1777)
-    (target / "work").symlink_to("workspace")
-    _own(target / "work", mine=True)
+    # /tmp and /var/tmp are one directory, with one limit: the root is read-only.
+    for link, to in (("work", "workspace"), ("var/tmp", "../tmp")):
+        (target / link).symlink_to(to)
+        _own(target / link, mine=True)
     if not any(_has_own(Path(tree), E2B_HOME) for tree in trees):
         home = target / E2B_HOME.removeprefix("/")
         home.symlink_to(f"..{WORKSPACE}")

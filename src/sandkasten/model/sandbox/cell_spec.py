@@ -25,6 +25,7 @@ WORKSPACE_ALIAS = "/work"
 HOME = "/home/sandbox"
 # Where programs for E2B keep their files: another name of the workspace.
 E2B_HOME = "/home/user"
+VAR_TMP = "/var/tmp"  # noqa: S108  (the same directory as TMP where the image is ours to change)
 TMP = "/tmp"  # noqa: S108  (a path inside the sandbox, private and sized)
 USER_NAME = "sandbox"
 USER_ID = 1000
