@@ -51,7 +51,8 @@ def test_a_runtime_image_has_an_ordinary_user_and_no_runner(
         "/workspace",
         None,
     )
-    script = "id -u; stat -c %u /workspace; ls -A /var/cache/debs /var/lib/apt/lists /workspace 2>/dev/null"
+    places = "/var/cache/debs /var/lib/apt/lists /workspace"
+    script = f"id -u; stat -c %u /workspace; ls -A {places} 2>/dev/null"
     said = inside(engine, image, f"{script}; find / -xdev -path '*sandkasten*' 2>/dev/null; true")
     assert said == "1000\n1000\n/var/lib/apt/lists:\n\n/workspace:\n"
 

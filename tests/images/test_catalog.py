@@ -12,6 +12,7 @@ from sandkasten.errors import ImageNotFound, InvalidConfiguration, InvalidImage,
 from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.catalog import Images
 from sandkasten.images.image_names import all_aliases, canonical_name, chain
+from sandkasten.model.images.known_images import KNOWN_IMAGES
 from sandkasten.model.images.resolved_image import Image
 from tests import imagekit
 from tests.imagekit import FOREIGN, MACHINE, docker_members, sketch, write_tar
@@ -78,6 +79,30 @@ async def test_an_alias_without_a_target_falls_back_and_a_full_name_never(store,
         await Images(store, usr=usr, strict=True).resolve("python")
     assert "images.strict" in refused.value.message
     assert await images.resolve("host") == Image("host")
+
+
+@pytest.mark.parametrize("name", [*KNOWN_IMAGES, "datascience:latest", "base"])
+async def test_the_hint_for_an_image_that_no_registry_has_says_how_to_build_it(store, usr, name):
+    images = Images(store, usr=usr, strict=True, pull="missing")
+    with pytest.raises(ImageNotFound) as refused:
+        await images.resolve(name)
+    built = name.removesuffix(":latest")
+    if name == "base":
+        built = "sandbox-runtime:base"
+    assert f"build it with sandkasten image build {built};" in refused.value.hint
+    assert "image pull" not in refused.value.hint
+
+
+async def test_a_misspelt_image_is_compared_with_known_ones_and_with_the_store(store, usr, put):
+    put("mine/tool:2")
+    images = Images(store, usr=usr, pull="named")
+    with pytest.raises(ImageNotFound) as refused:
+        await images.resolve("datascienc")
+    assert "did you mean datascience?" in refused.value.hint
+    assert "; in the store: mine/tool:2; " in refused.value.hint
+    with pytest.raises(ImageNotFound) as refused:
+        await images.resolve("mine/tol")
+    assert "did you mean mine/tool:2?" in refused.value.hint
 
 
 async def test_an_image_named_like_a_default_alias_is_used_itself(store, usr, put):
