@@ -26,7 +26,7 @@ fn hello_names_generation_users_and_shell() {
     assert_eq!(
         hello,
         json!({"generation": 4, "version": env!("CARGO_PKG_VERSION"), "uid": uid, "user_uid": uid,
-               "shell": "/bin/bash", "features": ["shell_state", "file_user", "held_exec", "descriptors", "lease_env"]})
+               "shell": "/bin/bash", "features": ["shell_state", "file_user", "held_exec", "descriptors", "lease_env", "observe"]})
     );
 }
 
@@ -307,6 +307,43 @@ fn lease_ends_the_runner_when_it_is_idle_or_its_lifetime_is_over() {
     client.exec(json!({"argv": ["sleep", "60"], "follow": false}));
     client.call("lease", json!({"lifetime_ms": 100})).unwrap();
     eventually(|| runner.child.try_wait().unwrap().ok_or("still alive"));
+}
+
+// promise: P30
+#[test]
+fn client_that_only_looks_does_not_extend_the_lease() {
+    let mut runner = Runner::without_network();
+    let mut viewer = runner.connect();
+    let shell = json!({"exec_id": "seen", "argv": ["sh"], "stdin": "stream",
+        "pty": {"rows": 24, "cols": 80}, "follow": false, "observe": true});
+    viewer.exec(shell);
+    viewer.call("lease", json!({"idle_ms": 300})).unwrap();
+    viewer.open(
+        "exec.output",
+        json!({"exec_id": "seen", "follow": true, "observe": true}),
+    );
+    let ping = json!({"verb": "ping", "observe": true}).to_string();
+    let mut stream = 1000;
+    let status = eventually(|| {
+        stream += 1;
+        let _ended = viewer.try_send(OPEN, stream, ping.as_bytes());
+        runner.child.try_wait().unwrap().ok_or("still alive")
+    });
+    assert!(status.success());
+}
+
+#[test]
+fn terminal_is_activity_from_its_first_input_on() {
+    let mut runner = Runner::without_network();
+    let mut client = runner.connect();
+    let shell = client.start(
+        json!({"exec_id": "typed", "argv": ["sh"], "stdin": "stream",
+        "pty": {"rows": 24, "cols": 80}, "observe": true}),
+    );
+    client.send(DATA, shell, b"#\n");
+    client.call("lease", json!({"idle_ms": 100})).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(250));
+    runner.assert_alive();
 }
 
 #[test]

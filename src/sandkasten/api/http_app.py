@@ -40,6 +40,7 @@ from sandkasten.api.request.socket_protocols import ticket_of, with_credentials
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.response.sse import EventStream
 from sandkasten.api.response.streamed_response import Followed
+from sandkasten.engine.handles import activity
 from sandkasten.errors import (
     Busy,
     InvalidRequest,
@@ -149,13 +150,14 @@ class App:
                 # Has no deadline.
                 work.end()
                 held = self._held(call, credentials)
-            response = await route.run(call)
-            await self._auditor.changed(call, route, response)
-            if isinstance(response, EventStream | Followed):
-                work.end()
-                held = self._held(call, credentials)
-            if response is not None:
-                await response(scope, receive, answering)
+            with activity(route.extends == "work"):
+                response = await route.run(call)
+                await self._auditor.changed(call, route, response)
+                if isinstance(response, EventStream | Followed):
+                    work.end()
+                    held = self._held(call, credentials)
+                if response is not None:
+                    await response(scope, receive, answering)
         except ClientLeft:
             return
         except SandkastenError as exc:

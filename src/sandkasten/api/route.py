@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Call"], Awaitable[Response | None]]
 """A WebSocket is its own answer; every other route gives one."""
+Activity = Literal["none", "input", "work"]
+"""Whether a request extends the life of its session: it reads and does not, what it sends does and
+reading does not, or it does."""
 Method = Literal["GET", "HEAD", "POST", "PATCH", "PUT", "DELETE", "ANY", "WS"]
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -109,6 +112,8 @@ class Route:
     """None: any client, without a key too."""
     body: type[Body] | None = None
     query: type[Query] | None = None
+    activity: Activity | None = None
+    """None: `none` for GET and HEAD, and `work` for every other method."""
     takes: tuple[str, ...] = (JSON,)
     """Content types of the body, where there is one."""
     reads_body: bool = False
@@ -136,3 +141,7 @@ class Route:
     """Of a WebSocket: its subprotocols may have the credentials of a page."""
     dialect: Dialect | None = None
     """None: keys in Authorization, and the error body of this API."""
+
+    @property
+    def extends(self) -> Activity:
+        return self.activity or ("none" if self.method in ("GET", "HEAD") else "work")

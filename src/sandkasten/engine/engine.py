@@ -245,7 +245,9 @@ class Engine:
             events=events,
         )
         self.files = FileOperations(self._handles, policy, host_disk)
-        self.terminals = TerminalSessions(self._handles, self._history, self._in_flight)
+        self.terminals = TerminalSessions(
+            self._handles, self._execution, self._history, self._in_flight
+        )
         self._pool = WarmPool(self._sandboxes, planner, clock, events, pool, version)
         self._sandboxes.pool = self._pool
         if interpreters is not None:

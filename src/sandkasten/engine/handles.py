@@ -9,7 +9,7 @@ raises BackendUnavailable, and nothing is recorded: only the backend knows what 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,12 +38,12 @@ from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, may_move
-from sandkasten.wire.channel import Channel
+from sandkasten.wire.channel import Channel, observing
 from sandkasten.wire.frame_codec import SAYS_ENDING
 from sandkasten.wire.messages import decode_shells
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkCounts
@@ -60,6 +60,20 @@ _DYING_S = 3.0
 _DIRECTORY_S = 2.0
 _REMEMBERED = 256
 _REMEMBERED_ENDS = 4096
+
+
+@contextmanager
+def activity(counts: bool) -> Iterator[None]:
+    """Say whether the requests made in this block count as activity of their sandboxes.
+
+    By default they do. Those of a caller that only looks reach the sandbox without extending its
+    life, and so do those of the tasks that it starts.
+    """
+    token = observing.set(not counts)
+    try:
+        yield
+    finally:
+        observing.reset(token)
 
 
 @dataclass(slots=True)
@@ -79,7 +93,7 @@ class Handle:
     counters: Usage | None = None
     """The kernel's counters when they were last read."""
     last_used: float = 0.0
-    """Boot time of the last request made here."""
+    """Boot time of the last request made here that was an activity."""
     cwd: str | None = None
     """Directory of the default shell; None if this process does not know it."""
     cwd_ms: int = 0
@@ -90,6 +104,8 @@ class Handle:
     """A connection whose end was not, or perhaps not, the end of the sandbox."""
     networked: bool | None = None  # Whether it was created with a network; None: not asked yet.
     disk: DiskUsage | None = None  # Of the workspace, when it was last asked for.
+    untyped: set[str] = field(default_factory=set)
+    """Shells on a terminal that got no input yet, and are no activity."""
     dialing: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: dict[str, ExecStart] = field(default_factory=dict)
 
@@ -151,7 +167,8 @@ class Handles:
         return await self.network_totals.read(self._open.values())
 
     def keep(self, handle: Handle) -> None:
-        handle.last_used = self._clock.boottime()
+        handle.last_used = handle.record.created_boottime
+        self._used(handle)
         self._open[handle.record.id] = handle
         self._judged.pop(handle.record.id, None)
         self.attend(handle)
@@ -189,8 +206,12 @@ class Handles:
         if handle.record.acquired == "spare":
             # Unclaimed warm-pool sandboxes stay clean: no request may reach one.
             raise _not_found(text)
-        handle.last_used = self._clock.boottime()
+        self._used(handle)
         return handle
+
+    def _used(self, handle: Handle) -> None:
+        if not observing.get():
+            handle.last_used = self._clock.boottime()
 
     async def look(self, text: str) -> Handle:
         """Return a handle for measuring from outside. Not an activity; opens and keeps nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.errors import (
@@ -26,6 +27,7 @@ from sandkasten.wire.frame_codec import (
     INITIAL_CREDIT,
     MAX_STREAM,
     MIB,
+    OBSERVE,
     Decoder,
     Frame,
     Kind,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
     from sandkasten.wire.byte_streams import ByteStream
 
+observing: ContextVar[bool] = ContextVar("observing", default=False)
+"""Whether the caller only looks: its requests do not extend the life of the sandbox."""
 DEFAULT_WINDOW = 4 * MIB
 # Small, because bytes received here are copied once more; large bodies are received in place.
 RECEIVE_BYTES = 64 * 1024
@@ -186,6 +190,8 @@ class Channel:
         discard: bool,
         descriptor: bool = False,
     ) -> Call:
+        if observing.get() and OBSERVE in self.hello.features:
+            fields = {**(fields or {}), "observe": True}
         return Call(
             verb,
             fields,

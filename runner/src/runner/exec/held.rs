@@ -7,7 +7,7 @@
 
 use super::command::Pending;
 use super::process::{environment, working_directory};
-use super::{Exec, Execs, Start, State, What, STDERR, STDOUT};
+use super::{Execs, Start, State, What, STDERR, STDOUT};
 use crate::context::Context;
 use crate::ring::Ring;
 use crate::supervisor::Order;
@@ -17,11 +17,6 @@ use crate::wire::handler::Failure;
 const READY: &[u8] = &[6];
 
 impl Execs {
-    pub fn held_pids(&self) -> impl Iterator<Item = i32> + '_ {
-        let held = |exec: &&Exec| exec.start.hold && exec.state == State::Running;
-        self.by_number.values().filter(held).map(|exec| exec.pid)
-    }
-
     /// Return the held program that the request names. `None` if there is none. One that is not ready, or
     /// that wrote more than the byte, is ended, and is `None` too.
     pub fn find_held(&mut self, start: &Start, cx: &mut Context) -> Option<u64> {

@@ -54,6 +54,19 @@ impl Execs {
             .count()
     }
 
+    /// Report whether a command is activity: not one of a client that only looks.
+    pub fn at_work(&self) -> bool {
+        let mut execs = self.by_number.values();
+        execs.any(|exec| !exec.state.is_over() && !exec.start.hold && !exec.start.observe)
+    }
+
+    /// Return the processes of running commands that are no activity: held ones and observing ones.
+    pub fn pids_at_rest(&self) -> impl Iterator<Item = i32> + '_ {
+        let rests =
+            |exec: &&Exec| (exec.start.hold || exec.start.observe) && exec.state == State::Running;
+        self.by_number.values().filter(rests).map(|exec| exec.pid)
+    }
+
     /// Return the command that an equal request has started before.
     pub fn find_started(&self, start: &Start) -> Option<u64> {
         let by_key = start.key.as_ref().and_then(|key| self.by_key.get(key));

@@ -104,6 +104,7 @@ impl Execs {
             Some(exec) => exec,
             None => return,
         };
+        let observes = exec.start.observe;
         exec.unused_terminal = None;
         exec.duration_ms = sys::boot_ns().saturating_sub(exec.begun_ns) / 1_000_000;
         if let Some(timer) = exec.timer.take() {
@@ -112,7 +113,9 @@ impl Execs {
         self.drop_input(number, cx);
         self.changed.insert(number);
         self.finished.push_back(number);
-        cx.touch_lease();
+        if !observes {
+            cx.touch_lease();
+        }
         self.drop_old_results();
     }
 

@@ -40,6 +40,8 @@ pub struct Start {
     pub grace_ms: u64,
     pub caps: [usize; SOURCES],
     pub follow: bool,
+    /// It is no activity, until it gets input.
+    pub observe: bool,
     /// Start the program now for a later command; see `held`.
     pub hold: bool,
     /// The held program to use, if it is ready.
@@ -86,6 +88,7 @@ impl Start {
                 .unwrap_or(protocol::DEFAULT_GRACE_MS),
             caps: [out_cap, out_cap, err_cap],
             follow: fields.flag("follow", true)?,
+            observe: fields.flag("observe", false)?,
             hold,
             held: fields.text("held")?.map(str::to_owned),
             what,

@@ -124,6 +124,10 @@ impl Execs {
     /// Queue a client's data for the standard input of a command.
     pub fn push_input(&mut self, number: u64, bytes: &[u8], owner: StreamId, cx: &mut Context) {
         if let Some(exec) = self.get_mut(number).filter(|exec| exec.takes_input()) {
+            if exec.start.observe && !bytes.is_empty() {
+                exec.start.observe = false;
+                cx.touch_lease();
+            }
             let queue = &mut exec.input.queue;
             let waiting: usize = queue.iter().map(|p| p.bytes.len() - p.done).sum();
             if waiting + bytes.len() <= MAX_INPUT {

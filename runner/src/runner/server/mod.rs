@@ -153,11 +153,11 @@ impl Server {
     }
 
     fn look_for_activity(&self) -> activity::Signs {
-        if self.execs.active() > 0 || self.cx.clients.has_open_streams() {
+        if self.execs.at_work() || self.cx.clients.has_open_streams() {
             return activity::Signs::requested();
         }
         let supervisors = self.cx.supervisors.owners().map(|(pid, _)| pid);
-        let at_rest = self.shells.idle_pids().chain(self.execs.held_pids());
+        let at_rest = self.shells.idle_pids().chain(self.execs.pids_at_rest());
         activity::look(
             supervisors.chain(at_rest).collect(),
             self.cx.config.gate_port,

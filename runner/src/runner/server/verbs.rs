@@ -34,7 +34,10 @@ impl Server {
             return false;
         }
         let full = open.len() >= protocol::MAX_STREAMS;
-        self.cx.touch_lease();
+        let observes = request.get("observe").and_then(Value::as_bool) == Some(true);
+        if !observes {
+            self.cx.touch_lease();
+        }
         let outcome = if full {
             Err(Failure::new(
                 "busy",
@@ -45,6 +48,9 @@ impl Server {
         };
         if let Err(failure) = outcome {
             self.cx.clients.answer_error(stream, &failure);
+        }
+        if let Some(open) = self.cx.clients.stream_mut(stream) {
+            open.observes = observes;
         }
         true
     }

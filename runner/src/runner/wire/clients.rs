@@ -51,8 +51,10 @@ impl Clients {
         self.connections.get_mut(&id.0)?.streams.get_mut(&id.1)
     }
 
+    /// Report whether a stream is open whose client does more than look.
     pub fn has_open_streams(&self) -> bool {
-        self.connections.values().any(|c| !c.streams.is_empty())
+        let mut streams = self.connections.values().flat_map(|c| c.streams.values());
+        streams.any(|stream| !stream.observes)
     }
 
     /// Return the descriptors that the connections write to.

@@ -254,6 +254,8 @@ pub struct Stream {
     /// DATA bytes the client may still send.
     pub window: u64,
     pub ended: bool,
+    /// Its client only looks: the stream is not activity.
+    pub observes: bool,
     pub work: Work,
 }
 
@@ -263,6 +265,7 @@ impl Stream {
             credit: protocol::INITIAL_CREDIT,
             window: protocol::INITIAL_CREDIT,
             ended: false,
+            observes: false,
             work,
         }
     }

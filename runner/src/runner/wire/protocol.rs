@@ -35,12 +35,14 @@ pub const MAX_SHELL_ANSWER: usize = 4 << 20;
 /// `held_exec`: `exec.start` can start a program for a later command (`hold`), and use it (`held`).
 /// `descriptors`: `fs.read` can pass the open file instead of its content.
 /// `lease_env`: the field `env` of `lease`, once, adds to the environment of all commands from then on.
+/// `observe`: the field `observe` of every request says that its client only looks, which is not activity.
 pub const FEATURES: &[&str] = &[
     "shell_state",
     "file_user",
     "held_exec",
     "descriptors",
     "lease_env",
+    "observe",
 ];
 
 /// `(number, name, direction)`.

@@ -224,6 +224,8 @@ ROUTES = (
         languages,
         "Languages that the image of a session has a kernel for",
         "code",
+        # It runs Python in the session.
+        activity="work",
         answer=LanguagesAnswer,
         errors=(*BUSY, KernelFailed),
     ),

@@ -139,7 +139,7 @@ def file_routes(
         ),
         Route(
             "GET", f"{files}/download", verbs.download, "Download a file, or a tree as a tar",
-            tag, scope, query=DownloadQuery, gives=(OCTETS, TAR),
+            tag, scope, query=DownloadQuery, activity="work", gives=(OCTETS, TAR),
             also={206: None, 304: None}, fails={416: "the range"}, headers=_CONDITIONS,
             errors=(*look, NotRegular),
             description="`Range`, `If-Range`, `If-None-Match` and HEAD are understood (206, 304, "

@@ -4,7 +4,8 @@ Binary messages are the terminal's bytes, both ways. Text messages are JSON with
 daemon `started` (exec_id, offset), `gap` (bytes that were not kept), `exit` (the exec answer
 without output) and `error`; from the client `resize` (rows, cols), `signal` (signal), `input`
 (text), `detach` and `close` (hang up). A client that reconnects with `exec_id` and the number of
-bytes it has seen (`offset`) continues there.
+bytes it has seen (`offset`) continues there. The image's shell is no activity of the session until
+something is typed into it, and until then it ends with its last client.
 
 A page offers the subprotocols `sandkasten` and `sandkasten.bearer.<key in base64url>` instead of an
 Authorization header, which browsers do not send here.
@@ -54,7 +55,11 @@ class PtyQuery(Query):
     cwd: str | None = None
     env: str | None = Field(None, description="A JSON object of variables.")
     keep_seconds: float = Field(
-        60.0, ge=0, le=86_400, description="How long the terminal lives without an attached client."
+        60.0,
+        ge=0,
+        le=86_400,
+        description="How long the terminal lives without an attached client. The image's shell "
+        "into which nothing was typed ends with its last client.",
     )
 
 
@@ -124,7 +129,7 @@ async def _listen(call: Call, websocket: WebSocket, the_id: str, exec_id: str) -
         data, text = message.get("bytes"), message.get("text")
         try:
             if data is not None:
-                await call.engine.exec_stdin(the_id, exec_id, data)
+                await call.engine.terminals.send(the_id, exec_id, data)
             elif text is not None and not await _control(call, the_id, exec_id, text):
                 return
         except SandkastenError as exc:
@@ -145,7 +150,8 @@ async def _control(call: Call, the_id: str, exec_id: str, text: str) -> bool:
     if kind == "resize":
         await engine.terminals.resize(the_id, exec_id, message.get("rows"), message.get("cols"))  # type: ignore[arg-type]
     elif kind == "input" and isinstance(message.get("data"), str):
-        await engine.exec_stdin(the_id, exec_id, message["data"].encode("utf-8", "replace"))
+        data = message["data"].encode("utf-8", "replace")
+        await engine.terminals.send(the_id, exec_id, data)
     elif kind == "signal":
         await engine.exec_signal(the_id, exec_id, signal_number(message.get("signal")))
     elif kind == "close":
@@ -203,6 +209,7 @@ ROUTES = (
         "An interactive terminal (WebSocket)",
         "pty",
         query=PtyQuery,
+        activity="input",
         reads_protocols=True,
         errors=(SessionNotFound, SessionExpired, ExecNotFound, ShellNotFound),
         description=(__doc__ or "").strip(),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
 from sandkasten.engine.commands.exec_results import result_of
-from sandkasten.engine.handles import Handles, is_paused
+from sandkasten.engine.handles import Handles, activity, is_paused
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -192,6 +192,13 @@ class ExecHistory:
 
     async def _round(self, session_id: str, followed: _Followed) -> None:
         """Wait a while for the oldest command, then check all of them."""
+        known = self._handles.peek(session_id)
+        untyped = known.untyped if known is not None else set()
+        # A shell that waits for its first input is not kept alive by being followed.
+        with activity(not followed.rows.keys() <= untyped):
+            await self._checked(session_id, followed)
+
+    async def _checked(self, session_id: str, followed: _Followed) -> None:
         handle, channel = await self._handles.connect(session_id)
         first = next(iter(followed.rows))
         try:

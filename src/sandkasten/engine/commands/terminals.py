@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from sandkasten.engine.commands.exec_endings import explain_end
 from sandkasten.engine.commands.exec_results import ending_of, result_of
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
+from sandkasten.engine.handles import activity
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError, ShellNotFound
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.command import checked_pty
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from sandkasten.engine.audit_trail import AuditTrail
     from sandkasten.engine.commands.exec_history import ExecHistory
+    from sandkasten.engine.commands.execution import Execution
     from sandkasten.engine.drain import Drain
     from sandkasten.engine.handles import Handle, Handles
     from sandkasten.model.sandbox.ledger_record import Record
@@ -240,8 +242,11 @@ class AttachedTerminal:
 
 
 class TerminalSessions:
-    def __init__(self, handles: Handles, history: ExecHistory, in_flight: Drain) -> None:
+    def __init__(
+        self, handles: Handles, execution: Execution, history: ExecHistory, in_flight: Drain
+    ) -> None:
         self._handles = handles
+        self._execution = execution
         self._history = history
         self._in_flight = in_flight
         self._watched: dict[tuple[str, str], _Watched] = {}
@@ -257,19 +262,33 @@ class TerminalSessions:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> str:
-        """Start a terminal. It runs when this returns; attach to it by its id."""
+        """Start a terminal. It runs when this returns; attach to it by its id.
+
+        The image's shell is no activity before it gets input; a `command` is one at once.
+        """
+        with activity(command is not None):
+            return await self._start(sandbox_id, command, Pty(rows, cols), env, cwd)
+
+    async def _start(
+        self,
+        sandbox_id: str,
+        command: tuple[str, ...] | None,
+        pty: Pty,
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+    ) -> str:
         self._in_flight.check()
         handle, channel = await self._handles.connect(sandbox_id)
-        fields = terminal_fields(sandbox_id, channel, command, Pty(rows, cols), env, cwd)
+        fields = terminal_fields(sandbox_id, channel, command, pty, env, cwd)
         fields |= {"follow": False, "stdout_cap": KEPT_BYTES}
         line = command or (channel.hello.shell or "sh",)
         with self._handles.trail.starting(
             handle.record, str(fields["exec_id"]), line, terminal=True
         ):
             reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
-        recording = self._handles.trail.recording(
-            handle.record, reply.exec_id, line, Pty(rows, cols)
-        )
+        if command is None:
+            handle.untyped.add(reply.exec_id)
+        recording = self._handles.trail.recording(handle.record, reply.exec_id, line, pty)
         if recording is not None:
             self._recordings[sandbox_id, reply.exec_id] = recording
         row = self._history.began(handle.record, reply.exec_id, line, None)
@@ -282,12 +301,13 @@ class TerminalSessions:
         self, sandbox_id: str, exec_id: str, *, offset: int = 0, keep_s: float = 60.0
     ) -> AsyncIterator[AttachedTerminal]:
         """Attach from byte `offset` of the output on. When the last viewer leaves, hang up after
-        `keep_s`.
+        `keep_s`, or at once if it is a shell into which nothing was typed.
 
         Raise ExecNotFound if there is no such command (any more).
         """
         exec_id = checked_exec_id(exec_id)
-        handle, channel = await self._handles.connect(sandbox_id)
+        with activity(False):
+            handle, channel = await self._handles.connect(sandbox_id)
         key = (sandbox_id, exec_id)
         watched = self._watched.setdefault(key, _Watched())
         if watched.ending is not None:
@@ -296,11 +316,9 @@ class TerminalSessions:
         watched.watchers += 1
         ended = False
         try:
-            fields: dict[str, object] = {"exec_id": exec_id, "follow": True}
-            async with (
-                self._handles.explaining(handle),
-                channel.stream("exec.output", fields) as call,
-            ):
+            with activity(False):
+                output = channel.stream("exec.output", {"exec_id": exec_id, "follow": True})
+            async with self._handles.explaining(handle), output as call:
                 recording = self._recordings.get(key)
                 attached = AttachedTerminal(call, handle, self._handles, offset, recording)
                 try:
@@ -315,9 +333,18 @@ class TerminalSessions:
             if watched.watchers == 0:
                 if ended:
                     self._watched.pop(key, None)
+                    handle.untyped.discard(exec_id)
                 else:
-                    work = self._end_later(sandbox_id, exec_id, keep_s)
+                    kept_s = 0 if exec_id in handle.untyped else keep_s
+                    work = self._end_later(sandbox_id, exec_id, kept_s)
                     watched.ending = asyncio.get_running_loop().create_task(work)
+
+    async def send(self, sandbox_id: str, exec_id: str, data: bytes) -> None:
+        """Type into a terminal, which is an activity."""
+        with activity(True):
+            handle = await self._handles.get(sandbox_id)
+            handle.untyped.discard(exec_id)
+            await self._execution.stdin(sandbox_id, exec_id, data)
 
     async def resize(self, sandbox_id: str, exec_id: str, rows: int, cols: int) -> None:
         _, channel = await self._handles.connect(sandbox_id)
@@ -350,5 +377,6 @@ class TerminalSessions:
         if recording is not None:
             recording.close()
         # The sandbox may be gone, which ends the terminal too.
-        with suppress(SandkastenError):
+        with suppress(SandkastenError), activity(False):
             await self.hang_up(sandbox_id, exec_id)
+            (await self._handles.get(sandbox_id)).untyped.discard(exec_id)
