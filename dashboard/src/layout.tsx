@@ -1,7 +1,7 @@
 /** The frame around every page: the navigation, and what belongs to the login. */
 
 import type { ComponentChildren, VNode } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import type { Identity } from "sandkasten";
 import { announceLogout, Failure } from "./components/failure.js";
 import { logOut } from "./daemon.js";
@@ -17,12 +17,9 @@ interface LayoutProps {
 
 export function Layout({ identity, pages, current, children }: LayoutProps): VNode {
   const [error, setError] = useState<unknown>();
-  const links = useRef<HTMLElement>(null);
-  // On a phone the navigation scrolls.
-  useEffect(() => {
-    const link = links.current?.querySelector("[aria-current]");
-    link?.scrollIntoView({ block: "nearest", inline: "center" });
-  }, [current]);
+  // On a phone the navigation is folded.
+  const [open, setOpen] = useState(false);
+  useEffect(() => setOpen(false), [current]);
   const leave = async (): Promise<void> => {
     try {
       await logOut();
@@ -40,18 +37,30 @@ export function Layout({ identity, pages, current, children }: LayoutProps): VNo
         <a class="brand" href={address(["sessions"])}>
           <img src="/dashboard/icon.svg" alt="" width="22" height="22" /> Sandkasten
         </a>
-        <nav ref={links} aria-label="Pages">
+        <button
+          type="button"
+          class="menu"
+          aria-expanded={open}
+          aria-controls="pages"
+          onClick={() => setOpen(!open)}
+        >
+          {pages.find(({ name }) => name === current)?.title ?? "Menu"}
+          <span aria-hidden="true">{open ? " ▴" : " ▾"}</span>
+        </button>
+        <nav id="pages" class={open ? "open" : ""} aria-label="Pages">
           {pages.map(({ name, title }) => (
             <a
               key={name}
               href={address([name])}
+              data-title={title}
+              onClick={() => setOpen(false)}
               {...(name === current ? { "aria-current": "page" as const } : {})}
             >
               {title}
             </a>
           ))}
         </nav>
-        <div class="who">
+        <div class={open ? "who open" : "who"}>
           <span class="muted" title={`Scopes: ${identity.scopes.join(", ")}`}>
             {identity.tenant}
           </span>

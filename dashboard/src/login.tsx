@@ -2,7 +2,7 @@
 
 import type { TargetedEvent, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { Identity } from "sandkasten";
+import { type Identity, SandkastenError } from "sandkasten";
 import { logIn } from "./daemon.js";
 import { Failure } from "./components/failure.js";
 
@@ -41,12 +41,20 @@ export function Login({ done }: { done: (identity: Identity) => void }): VNode {
           spellcheck={false}
           required
         />
-        {error !== undefined && <Failure error={error} />}
+        {error !== undefined &&
+          (error instanceof SandkastenError && error.code === "UNAUTHORIZED" ? (
+            <div class="failure" role="alert">
+              <p>This key is not valid for this daemon. Check that it was copied whole.</p>
+            </div>
+          ) : (
+            <Failure error={error} />
+          ))}
         <button class="primary" type="submit" disabled={busy}>
           Log in
         </button>
         <p class="hint">
-          Make a key with <code>sandkasten key create</code>. This page does not keep it.
+          <code>sandkasten init</code> has made a key in <code>sandkasten.key</code>;{" "}
+          <code>sandkasten key create --scope admin</code> makes another. This page does not keep it.
         </p>
       </form>
     </main>

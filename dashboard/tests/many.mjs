@@ -34,7 +34,7 @@ await onStage(async (page) => {
     id: `sbx_${String(at).padStart(16, "0")}`,
     labels: { number: String(at) },
   }));
-  await page.route("**/v1/sessions", (route) =>
+  await page.route(/\/v1\/sessions(\?|$)/, (route) =>
     route.request().method() === "GET" ? route.fulfill({ json: rows }) : route.continue(),
   );
   await page.getByText(String(COUNT), { exact: true }).waitFor();

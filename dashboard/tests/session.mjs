@@ -18,7 +18,8 @@ await onStage(async (page, context) => {
   await page.goto(`${url}/`);
   await page.getByLabel("API key").fill("sk-wrong");
   await page.getByRole("button", { name: "Log in" }).click();
-  await page.getByRole("alert").waitFor();
+  await page.getByRole("alert").getByText("This key is not valid for this daemon.").waitFor();
+  check(!(await page.content()).includes("apiKey"), "the hint is for programmers");
   await accessible(page, "login");
   await picture(page, "login");
   await logIn(page);
@@ -30,15 +31,49 @@ await onStage(async (page, context) => {
     await ask("POST", "/v1/sessions", { labels: { task, team: "data" } });
   }
   await page.getByRole("button", { name: "New session" }).click();
+  await page.getByText("None: the session has no network.").waitFor();
+  await page.locator('datalist option[value="host"]').waitFor({ state: "attached" });
+  await page.getByText("Limits, time, labels and packages").click();
+  await page.getByLabel("Labels").fill("team=design, note=<i>x</i>");
+  await page.getByLabel("Memory (MiB)").fill("400");
+  await page.getByLabel("Ends when idle for (minutes)").fill("60");
   await accessible(page, "new session");
   await page.getByLabel("Allowed hosts").fill("allowed.example");
   await picture(page, "new-session");
   await page.getByRole("button", { name: "Create" }).click();
-  await page.getByText("connected", { exact: true }).waitFor();
+  await page.getByText("Nothing ran here yet.").waitFor();
   const id = new URL(page.url()).hash.split("/")[2];
   check(id.startsWith("sbx_"), page.url());
 
+  const created = await ask("GET", `/v1/sessions/${id}`);
+  check(created.limits.mem_limit_mb === 400 && created.ttl_seconds === 3600, JSON.stringify(created));
+  check(created.labels.note === "<i>x</i>", JSON.stringify(created.labels));
+
+  // ---- looking starts nothing; a shell without input ends with its page
+  for (const name of ["Files", "Resources", "Code", "Network", "Ports", "Replay", "Commands"]) {
+    await tab(page, name);
+    await page.waitForFunction(() => document.querySelector("main [aria-busy=true]") === null);
+  }
+  check((await ask("GET", `/v1/sessions/${id}/execs`)).length === 0, "looking ran a command");
+  await tab(page, "Terminal");
+  await page.getByText("connected", { exact: true }).waitFor();
+  await tab(page, "Commands");
+  await page.locator("tbody .badge").first().waitFor();
+  await until("the end of the shell", async () =>
+    (await ask("GET", `/v1/sessions/${id}/execs`)).every(({ status }) => status !== "running"),
+  );
+
+  // ---- titles keep their places when another one is the current one
+  const places = () =>
+    page
+      .locator("nav a")
+      .evaluateAll((links) => links.map((link) => Math.round(link.getBoundingClientRect().x)).join());
+  const fixed = await places();
+  await tab(page, "Terminal");
+  check((await places()) === fixed, "titles move");
+
   // ---- the terminal
+  await page.getByText("connected", { exact: true }).waitFor();
   const type = async (text) => {
     await page.locator(".xterm-helper-textarea").focus();
     await page.keyboard.type(text);
@@ -107,6 +142,7 @@ await onStage(async (page, context) => {
   const details = page.locator("article.details");
   await details.getByText("to-see", { exact: true }).waitFor();
   await details.locator("dd", { hasText: /^3$/ }).waitFor();
+  await details.locator(".badge.bad", { hasText: "exit 3" }).waitFor();
   await ask("POST", `/v1/sessions/${id}/exec`, {
     cmd: ["sleep", "60"],
     timeout_ms: 300,
@@ -119,7 +155,7 @@ await onStage(async (page, context) => {
   // ---- resources
   await tab(page, "Resources");
   const memory = page.locator("figure", { hasText: "Memory" }).locator("strong");
-  await until("a value", async () => /MB|kB/.test(await memory.textContent()));
+  await until("a value", async () => /[KM]iB/.test(await memory.textContent()));
   const before = megabytes(await memory.textContent());
   await ask("POST", `/v1/sessions/${id}/exec`, {
     cmd: "python3 -c 'b=b\"x\"*200_000_000; import time; time.sleep(600)' >/dev/null 2>&1 &",
@@ -173,6 +209,10 @@ await onStage(async (page, context) => {
   await page.getByLabel("Code of cell 2").fill("len(values)");
   await page.getByLabel("Code of cell 2").press("Shift+Enter");
   await page.getByLabel("Result").getByText("12").waitFor();
+  await page.locator("pre.code .code-word").first().waitFor();
+  await tab(page, "Commands");
+  await tab(page, "Code");
+  await page.locator("img.picture").waitFor();
   await accessible(page, "code");
   await picture(page, "code");
 
@@ -186,17 +226,19 @@ await onStage(async (page, context) => {
   await position.getByText(/^0 of \d+ commands$/).waitFor();
   const all = Number((await position.textContent()).split(" ")[2]);
   const cards = page.locator(".replay article");
+  // The shell without input, then the one that was used.
+  await page.keyboard.press("ArrowRight");
   await page.keyboard.press("ArrowRight");
   await until("the terminal", async () => (await screen(page)).includes("left-here-still"));
   await page.keyboard.press("ArrowRight");
-  await cards.nth(1).getByText("to-see", { exact: true }).waitFor();
-  await cards.nth(1).getByText(/^exit 3, /).waitFor();
-  await cards.nth(0).locator("pre", { hasText: "left-here-still" }).waitFor();
+  await cards.nth(2).getByText("to-see", { exact: true }).waitFor();
+  await cards.nth(2).getByText(/^exit 3, /).waitFor();
+  await cards.nth(1).locator("pre", { hasText: "left-here-still" }).waitFor();
   await page.keyboard.press("ArrowRight");
-  await cards.nth(2).getByText(/ended by TIMEOUT/).waitFor();
+  await cards.nth(3).getByText(/ended by TIMEOUT/).waitFor();
   await page.evaluate(() => scrollTo(0, 0));
   await picture(page, "replay");
-  for (let left = 3; left > 0; left -= 1) {
+  for (let left = 4; left > 0; left -= 1) {
     await page.keyboard.press("ArrowLeft");
   }
   check((await cards.count()) === 0, "the last command is not hidden");
@@ -277,7 +319,7 @@ async function tab(page, name) {
 
 function megabytes(text) {
   const [value, unit] = text.split(" ");
-  return Number(value) * { kB: 0.001, MB: 1, GB: 1000 }[unit];
+  return Number(value) * { KiB: 1 / 1024, MiB: 1, GiB: 1024 }[unit];
 }
 
 /** Return a picture: a gradient. */

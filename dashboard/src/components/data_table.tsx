@@ -3,8 +3,10 @@
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
-// As in style.css.
+// The heights of a row are in style.css too. On a phone a row has two lines.
 const ROW_PX = 40;
+const STACKED_PX = 66;
+const PHONE = matchMedia("(max-width: 45rem)");
 // Drawn beyond the view on both sides, so that fast scrolling shows no gap.
 const SPARE = 12;
 
@@ -17,6 +19,8 @@ export interface Column<T> {
   wide?: boolean;
   /** Numbers are aligned right. */
   numeric?: boolean;
+  /** Without its title where rows are stacked. */
+  plain?: boolean;
 }
 
 export interface DataTableProps<T> {
@@ -84,7 +88,7 @@ export function DataTable<T>(props: DataTableProps<T>): VNode {
           {shown.slice(first, last).map((row, at) => (
             <tr key={keyOf(row)} aria-rowindex={first + at + 2}>
               {columns.map((column) => (
-                <td key={column.title} class={classOf(column)}>
+                <td key={column.title} class={classOf(column)} data-title={column.title}>
                   {column.cell(row)}
                 </td>
               ))}
@@ -98,13 +102,17 @@ export function DataTable<T>(props: DataTableProps<T>): VNode {
   );
 }
 
+function rowPx(): number {
+  return PHONE.matches ? STACKED_PX : ROW_PX;
+}
+
 function Space({ rows }: { rows: number }): VNode | null {
   if (rows === 0) {
     return null;
   }
   return (
     <tr aria-hidden="true" class="space">
-      <td style={{ height: `${rows * ROW_PX}px` }} />
+      <td style={{ height: `${rows * rowPx()}px` }} />
     </tr>
   );
 }
@@ -119,9 +127,9 @@ function useRowsInView(
     if (element === null) {
       return;
     }
-    const from = Math.floor(element.scrollTop / ROW_PX);
+    const from = Math.floor(element.scrollTop / rowPx());
     const first = Math.max(0, Math.min(from, count) - SPARE);
-    const last = from + Math.ceil(element.clientHeight / ROW_PX) + SPARE;
+    const last = from + Math.ceil(element.clientHeight / rowPx()) + SPARE;
     setRange((one) => (one.first === first && one.last === last ? one : { first, last }));
   };
   useLayoutEffect(look, [count]);
@@ -154,5 +162,6 @@ function ordered<T>(
 }
 
 function classOf<T>(column: Column<T>): string {
-  return `${column.wide === true ? "wide" : ""}${column.numeric === true ? " numeric" : ""}`;
+  const { wide, numeric, plain } = column;
+  return [wide && "wide", numeric && "numeric", plain && "plain-cell"].filter(Boolean).join(" ");
 }

@@ -71,7 +71,7 @@ export function FormDialog({ title, label, send, close, children }: FormDialogPr
 interface FieldProps {
   name: string;
   label: string;
-  hint?: string;
+  hint?: string | undefined;
   children?: ComponentChildren;
 }
 

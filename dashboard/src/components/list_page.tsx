@@ -14,7 +14,8 @@ export interface ListPageProps<T> {
   readKey?: string;
   /** Default: 5 seconds; 0: only once. */
   everyMs?: number;
-  columns: readonly Column<T>[];
+  /** A cell may set what the filter searches for. */
+  columns: readonly Column<T>[] | ((search: (text: string) => void) => readonly Column<T>[]);
   keyOf: (row: T) => string;
   /** What the filter searches in. Default: no filter. */
   textOf?: (row: T) => string;
@@ -64,7 +65,7 @@ export function ListPage<T>(props: ListPageProps<T>): VNode {
         <DataTable
           caption={title}
           rows={rows}
-          columns={columns}
+          columns={typeof columns === "function" ? columns(setWanted) : columns}
           keyOf={keyOf}
           empty={all === 0 ? empty : "Nothing matches the filter."}
           {...(actions === undefined ? {} : { actions: (row: T) => actions(row, list) })}

@@ -5,18 +5,22 @@ export function counted(count: number, noun: string, plural = `${noun}s`): strin
   return `${count} ${count === 1 ? noun : plural}`;
 }
 
-const UNITS = ["B", "kB", "MB", "GB", "TB"];
+/** Limits whose names end in `_mb` are in these. */
+export const MIB = 1 << 20;
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(count: number | null | undefined): string {
-  if (count === null || count === undefined) {
+  if (count === null || count === undefined || Number.isNaN(count)) {
     return "–";
   }
   let [value, unit] = [count, 0];
-  while (value >= 1000 && unit < UNITS.length - 1) {
-    value /= 1000;
+  while (value >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
     unit += 1;
   }
-  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${UNITS[unit]}`;
+  const digits = value >= 100 || Number.isInteger(value) ? 0 : 1;
+  return `${value.toFixed(digits)} ${UNITS[unit]}`;
 }
 
 export function duration(ms: number | null | undefined): string {
@@ -38,20 +42,32 @@ export function duration(ms: number | null | undefined): string {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d`;
 }
 
+/** Return a Unix time against now: "in 28 min", "5 min ago". */
+export function relative(unix: number): string {
+  const seconds = unix - Date.now() / 1000;
+  const long = coarse(Math.abs(seconds));
+  return long === undefined ? "now" : seconds > 0 ? `in ${long}` : `${long} ago`;
+}
+
 /** Return how long ago a Unix time was. */
 export function ago(unix: number | null | undefined): string {
-  return unix === null || unix === undefined ? "–" : duration(Math.max(0, Date.now() - unix * 1000));
+  return unix === null || unix === undefined ? "–" : (coarse(Date.now() / 1000 - unix) ?? "0 s");
 }
 
-export function clock(unix: number | null | undefined): string {
-  return unix === null || unix === undefined ? "–" : new Date(unix * 1000).toLocaleString();
+/** Return seconds in the largest unit that fits; undefined if they are less than one. */
+function coarse(seconds: number): string | undefined {
+  const whole = Math.floor(seconds);
+  const [count, unit] =
+    whole < 60
+      ? [whole, "s"]
+      : whole < 3600
+        ? [Math.floor(whole / 60), "min"]
+        : whole < 48 * 3600
+          ? [Math.floor(whole / 3600), "h"]
+          : [Math.floor(whole / 86_400), "d"];
+  return whole < 1 ? undefined : `${count} ${unit}`;
 }
 
-/** Return a time of today without its date. */
-export function timestamp(unix: number | null | undefined): string {
-  if (unix === null || unix === undefined) {
-    return "–";
-  }
-  const [then, now] = [new Date(unix * 1000), new Date()];
-  return then.toDateString() === now.toDateString() ? then.toLocaleTimeString() : clock(unix);
+export function clock(unix: number): string {
+  return new Date(unix * 1000).toLocaleString();
 }

@@ -1,7 +1,7 @@
 /** The audit: who did what through the daemon, newest first. */
 
 import type { TargetedEvent, VNode } from "preact";
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import type { AuditEntry, AuditVerification } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import type { Column } from "../components/data_table.js";
@@ -9,7 +9,7 @@ import { Dialog } from "../components/dialog.js";
 import { Facts } from "../components/facts.js";
 import { Failure } from "../components/failure.js";
 import { ListPage } from "../components/list_page.js";
-import { timestamp } from "../components/units.js";
+import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 import type { PageProps } from "../pages.js";
 import { address, replacePlace } from "../router.js";
@@ -20,6 +20,8 @@ const FILTERS = ["tenant", "action", "target", "session"] as const;
 
 export default function Audit({ place }: PageProps): VNode {
   const [shown, setShown] = useState<AuditEntry>();
+  // By the target of its records: only that of the start has the command line.
+  const commands = useRef(new Map<string, string>());
   const wanted = Object.fromEntries(
     [...FILTERS, "kind"].map((name) => [name, place.query.get(name) ?? ""]).filter(([, value]) => value !== ""),
   ) as Record<string, string>;
@@ -28,22 +30,37 @@ export default function Audit({ place }: PageProps): VNode {
       title: "Time",
       cell: (entry) => (
         <button type="button" class="plain" onClick={() => setShown(entry)}>
-          {timestamp(entry.atUnix)}
+          <When unix={entry.atUnix} />
         </button>
       ),
       sort: ({ seq }) => -seq,
     },
-    { title: "Kind", cell: ({ kind }) => kind, sort: ({ kind }) => kind, wide: true },
     { title: "Action", cell: ({ action }) => action, sort: ({ action }) => action },
     {
       title: "Outcome",
       cell: ({ outcome }) => <Badge state={outcome} />,
       sort: ({ outcome }) => outcome,
+      plain: true,
     },
     {
-      title: "Target",
-      cell: ({ target }) => <span class="mono">{target}</span>,
-      sort: ({ target }) => target,
+      title: "What",
+      cell: (entry) => (
+        <span class="mono" title={whatOf(entry, commands.current)}>
+          {whatOf(entry, commands.current)}
+        </span>
+      ),
+      sort: (entry) => whatOf(entry, commands.current),
+      plain: true,
+    },
+    {
+      title: "Session",
+      cell: ({ sessionId }) =>
+        sessionId !== null && (
+          <a class="mono" href={address(["sessions", sessionId])}>
+            {sessionId}
+          </a>
+        ),
+      sort: ({ sessionId }) => sessionId ?? "",
       wide: true,
     },
     { title: "Tenant", cell: ({ tenant }) => tenant, sort: ({ tenant }) => tenant, wide: true },
@@ -60,7 +77,14 @@ export default function Audit({ place }: PageProps): VNode {
         title="Audit"
         load={async (signal) => {
           const { session: sessionId, ...others } = wanted;
-          return (await daemon().audit({ ...others, sessionId, limit: NEWEST, signal })).reverse();
+          const found = await daemon().audit({ ...others, sessionId, limit: NEWEST, signal });
+          for (const { detail, target } of found) {
+            const line = detail["command"] ?? detail["code"];
+            if (line !== undefined) {
+              commands.current.set(target, line);
+            }
+          }
+          return found.reverse();
         }}
         readKey={JSON.stringify(wanted)}
         columns={columns}
@@ -78,6 +102,11 @@ export default function Audit({ place }: PageProps): VNode {
       {shown !== undefined && <Entry entry={shown} close={() => setShown(undefined)} />}
     </>
   );
+}
+
+/** Return what it was about: the command or the code if a record has it, else its target. */
+function whatOf({ target }: AuditEntry, commands: ReadonlyMap<string, string>): string {
+  return commands.get(target) ?? target;
 }
 
 function Filters({ wanted }: { wanted: Record<string, string> }): VNode {

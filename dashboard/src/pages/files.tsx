@@ -9,7 +9,8 @@ import { saveAs } from "../components/downloads.js";
 import { Failure } from "../components/failure.js";
 import { Field, type Fields, FormDialog } from "../components/form_dialog.js";
 import { ListPage } from "../components/list_page.js";
-import { bytes, clock } from "../components/units.js";
+import { bytes } from "../components/units.js";
+import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 
 const COLUMNS: readonly Column<StoredFile>[] = [
@@ -31,14 +32,14 @@ const COLUMNS: readonly Column<StoredFile>[] = [
   },
   {
     title: "Stored",
-    cell: ({ createdAtUnix }) => clock(createdAtUnix),
+    cell: ({ createdAtUnix }) => <When unix={createdAtUnix} />,
     sort: ({ createdAtUnix }) => -createdAtUnix,
     numeric: true,
     wide: true,
   },
   {
     title: "Expires",
-    cell: ({ expiresAtUnix }) => (expiresAtUnix === null ? "never" : clock(expiresAtUnix)),
+    cell: ({ expiresAtUnix }) => (expiresAtUnix === null ? "never" : <When unix={expiresAtUnix} />),
     sort: ({ expiresAtUnix }) => expiresAtUnix ?? Number.MAX_VALUE,
     numeric: true,
     wide: true,

@@ -9,7 +9,8 @@ import { Facts } from "../components/facts.js";
 import { Failure } from "../components/failure.js";
 import { ListPage } from "../components/list_page.js";
 import { usePolled } from "../components/polled.js";
-import { bytes, clock, counted } from "../components/units.js";
+import { bytes, counted } from "../components/units.js";
+import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 import { mayUse, type PageProps } from "../pages.js";
 import { address } from "../router.js";
@@ -41,7 +42,7 @@ const COLUMNS: readonly Column<ImageInfo>[] = [
   },
   {
     title: "Added",
-    cell: ({ createdAt }) => clock(createdAt),
+    cell: ({ createdAt }) => <When unix={createdAt} />,
     sort: ({ createdAt }) => -createdAt,
     numeric: true,
     wide: true,
@@ -240,7 +241,7 @@ function OneImage({ id }: { id: string }): VNode {
               ["Id", <span class="mono">{image.id}</span>],
               ["Platform", [image.os, image.architecture, image.variant].filter(Boolean).join("/")],
               ["Size", bytes(image.sizeBytes)],
-              ["Added", clock(image.createdAt)],
+              ["Added", <When unix={image.createdAt} />],
               ["Source", image.source || undefined],
               [
                 "Sessions",

@@ -8,7 +8,7 @@ import type { Column } from "../components/data_table.js";
 import { Confirm, Dialog } from "../components/dialog.js";
 import { Field, type Fields, FormDialog } from "../components/form_dialog.js";
 import { ListPage } from "../components/list_page.js";
-import { ago, clock } from "../components/units.js";
+import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 import type { PageProps } from "../pages.js";
 
@@ -47,14 +47,14 @@ export default function Keys({ identity }: PageProps): VNode {
     {
       title: "Last used",
       cell: ({ lastUsedAtUnix }) =>
-        lastUsedAtUnix === null ? "never" : `${ago(lastUsedAtUnix)} ago`,
+        lastUsedAtUnix === null ? "never" : <When unix={lastUsedAtUnix} />,
       sort: ({ lastUsedAtUnix }) => -(lastUsedAtUnix ?? 0),
       numeric: true,
       wide: true,
     },
     {
       title: "Expires",
-      cell: ({ expiresAtUnix }) => (expiresAtUnix === null ? "never" : clock(expiresAtUnix)),
+      cell: ({ expiresAtUnix }) => (expiresAtUnix === null ? "never" : <When unix={expiresAtUnix} />),
       sort: ({ expiresAtUnix }) => expiresAtUnix ?? Number.MAX_VALUE,
       numeric: true,
       wide: true,

@@ -6,7 +6,8 @@ import type { RunKind, RunRow } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import type { Column } from "../components/data_table.js";
 import { ListPage } from "../components/list_page.js";
-import { ago, duration } from "../components/units.js";
+import { duration } from "../components/units.js";
+import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 import type { PageProps } from "../pages.js";
 import { address } from "../router.js";
@@ -52,7 +53,7 @@ const COLUMNS: readonly Column<RunRow>[] = [
   },
   {
     title: "Started",
-    cell: ({ createdAtUnix }) => `${ago(createdAtUnix)} ago`,
+    cell: ({ createdAtUnix }) => <When unix={createdAtUnix} />,
     sort: ({ createdAtUnix }) => -createdAtUnix,
     numeric: true,
   },

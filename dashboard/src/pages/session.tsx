@@ -8,7 +8,8 @@ import { Confirm } from "../components/dialog.js";
 import { Facts } from "../components/facts.js";
 import { Failure } from "../components/failure.js";
 import { usePolled } from "../components/polled.js";
-import { ago, clock } from "../components/units.js";
+import { ago, bytes, clock, MIB } from "../components/units.js";
+import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 import { address, go, type Place } from "../router.js";
 
@@ -33,9 +34,10 @@ interface Tab<Props> {
 }
 
 const TABS: readonly Tab<TabProps>[] = [
+  // The first one only reads: opening a session must not start anything in it.
+  { name: "commands", title: "Commands", load: () => import("../session/commands.js") },
   { name: "terminal", title: "Terminal", load: () => import("../session/terminal.js") },
   { name: "files", title: "Files", load: () => import("../session/file_browser.js") },
-  { name: "commands", title: "Commands", load: () => import("../session/commands.js") },
   { name: "use", title: "Resources", load: () => import("../session/resources.js") },
   { name: "code", title: "Code", load: () => import("../session/code_cells.js") },
   { name: "network", title: "Network", load: () => import("../session/network.js") },
@@ -91,6 +93,7 @@ export function SessionPage({ id, place }: { id: string; place: Place }): VNode 
           <a
             key={name}
             href={address(["sessions", id, name])}
+            data-title={title}
             {...(name === (tab ?? REPLAY).name ? { "aria-current": "page" as const } : {})}
           >
             {title}
@@ -110,19 +113,34 @@ export function SessionPage({ id, place }: { id: string; place: Place }): VNode 
 }
 
 function About({ info }: { info: SessionInfo }): VNode {
+  const labels = Object.entries(info.labels);
   return (
-    <Facts
-      facts={[
-        ["Image", info.image],
-        ["Backend", info.backend],
-        ["Profile", info.profile ?? undefined],
-        ["Memory", `${info.limits["mem_limit_mb"] ?? "–"} MB`],
-        ["Workspace", info.workspaceId ?? undefined],
-        ["Age", ago(info.createdAtUnix)],
-        ["Ends", info.expiresAtUnix === null ? undefined : clock(info.expiresAtUnix)],
-        ["Labels", Object.entries(info.labels).map((one) => one.join("=")).join(" ") || undefined],
-      ]}
-    />
+    <details class="about" open={matchMedia("(min-width: 45rem)").matches}>
+      <summary>
+        {info.image}, ends <When unix={info.expiresAtUnix} />
+      </summary>
+      <Facts
+        facts={[
+          ["Image", info.image],
+          ["Backend", info.backend],
+          ["Profile", info.profile ?? undefined],
+          ["Memory", bytes((info.limits["mem_limit_mb"] ?? NaN) * MIB)],
+          ["Workspace", info.workspaceId ?? undefined],
+          ["Age", <span title={clock(info.createdAtUnix)}>{ago(info.createdAtUnix)}</span>],
+          ["Ends", info.expiresAtUnix === null ? undefined : <When unix={info.expiresAtUnix} />],
+          [
+            "Labels",
+            labels.length === 0
+              ? undefined
+              : labels.map((one) => (
+                  <span key={one[0]} class="badge chip">
+                    {one.join("=")}
+                  </span>
+                )),
+          ],
+        ]}
+      />
+    </details>
   );
 }
 

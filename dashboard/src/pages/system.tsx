@@ -203,7 +203,7 @@ function Meters({ usage: { tenant, used, quota } }: { usage: Usage }): VNode {
   const count = (value: number): string => value.toLocaleString();
   const rate = (value: number): string => `${bytes(value / 8)}/s`;
   return (
-    <section class="card">
+    <section class="card later">
       <h2>Used by tenant {tenant}</h2>
       <div class="meters">
         <Meter name="Sessions" used={used.sessions} most={quota["max_sessions"]} show={count} />

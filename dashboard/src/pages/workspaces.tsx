@@ -12,7 +12,8 @@ import { Failure } from "../components/failure.js";
 import { Field, FormDialog } from "../components/form_dialog.js";
 import { ListPage } from "../components/list_page.js";
 import { usePolled } from "../components/polled.js";
-import { bytes, clock } from "../components/units.js";
+import { bytes } from "../components/units.js";
+import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 import type { PageProps } from "../pages.js";
 import { address, go } from "../router.js";
@@ -40,7 +41,7 @@ const COLUMNS: readonly Column<Workspace>[] = [
   },
   {
     title: "Created",
-    cell: ({ createdAt }) => clock(createdAt),
+    cell: ({ createdAt }) => <When unix={createdAt} />,
     sort: ({ createdAt }) => -(createdAt ?? 0),
     numeric: true,
     wide: true,
@@ -105,7 +106,7 @@ function Size({ required = false }: { required?: boolean }): VNode {
   return (
     <Field
       name="size"
-      label="Size (MB)"
+      label="Size (MiB)"
       type="number"
       min="1"
       required={required}
@@ -152,7 +153,7 @@ function OneWorkspace({ name, path }: { name: string; path: string }): VNode {
               ["Used", bytes(one.usedBytes)],
               ["On the host", bytes(one.allocatedBytes)],
               ["Enforced by", one.kind === "image" ? "the kernel" : "nothing: it is a directory"],
-              ["Created", clock(one.createdAt)],
+              ["Created", <When unix={one.createdAt} />],
               ["Sessions", one.usedBy.length === 0 ? "none" : <Sessions ids={one.usedBy} />],
             ]}
           />
@@ -226,7 +227,7 @@ function Files({ name, path }: { name: string; path: string }): VNode {
     },
     {
       title: "Changed",
-      cell: (file) => clock(file.mtimeUnix),
+      cell: (file) => <When unix={file.mtimeUnix} />,
       sort: (file) => -(file.mtimeUnix),
       numeric: true,
       wide: true,

@@ -8,7 +8,8 @@ import { Confirm } from "../components/dialog.js";
 import { Facts } from "../components/facts.js";
 import { Failure } from "../components/failure.js";
 import { usePolled } from "../components/polled.js";
-import { clock, duration } from "../components/units.js";
+import { duration } from "../components/units.js";
+import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 import { address } from "../router.js";
 import "./run.css";
@@ -119,7 +120,7 @@ function About({ run }: { run: RunDetail }): VNode {
       facts={[
         ["Run", <span class="mono">{run.id}</span>],
         ["Kind", run.kind],
-        ["Started", clock(run.createdAtUnix)],
+        ["Started", <When unix={run.createdAtUnix} />],
         ["Time", duration((until - run.createdAtUnix) * 1000)],
         ["Model answers", usage.steps],
         ["Tool calls", usage.toolCalls],

@@ -1,106 +1,173 @@
-/** Code cells: code runs in a context of the session, and results are shown below it. */
+/**
+ * Code cells: what ran in the contexts of the session, and a field for the next one.
+ *
+ * Cells that ran on this page keep their charts until it is closed. Those of agents, of other pages
+ * and of earlier visits come from the history, with the text that was recorded of them.
+ */
 
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { CodeDisplay, CodeResult, Session } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import { Failure } from "../components/failure.js";
-import { usePolled } from "../components/polled.js";
 import { plainText } from "../components/plain_text.js";
+import { usePolled } from "../components/polled.js";
 import { duration } from "../components/units.js";
+import { When } from "../components/when.js";
 import type { TabProps } from "../pages/session.js";
+import { Code } from "./code_text.js";
+import { type PastRow, recordedText, resultOf } from "./past_row.js";
 
+const HISTORY = 500;
+const SHOWN = 30;
+const MAX_OUTPUT = 200_000;
+
+/** A cell that this page runs or ran. */
 interface Cell {
   id: number;
   language: string;
+  code: string;
+  output: string;
+  displays: CodeDisplay[];
+  result: CodeResult | undefined;
+  error: unknown;
+  running: boolean;
+  control: AbortController;
+}
+
+/** The cells of one session, which stay when another tab is opened. */
+class Notebook {
+  cells: readonly Cell[] = [];
+  changed: () => void = () => undefined;
+
+  constructor(private readonly session: Session) {}
+
+  async run(code: string, language: string): Promise<void> {
+    const control = new AbortController();
+    const id = (this.cells.at(-1)?.id ?? 0) + 1;
+    const none = { output: "", displays: [], result: undefined, error: undefined };
+    this.cells = [...this.cells, { id, language, code, ...none, running: true, control }];
+    this.changed();
+    const print = (text: string): void =>
+      this.set(id, ({ output }) => ({ output: (output + text).slice(-MAX_OUTPUT) }));
+    try {
+      const result = await this.session.runCode(code, {
+        language,
+        signal: control.signal,
+        onStdout: print,
+        onStderr: print,
+        onResult: (one) => this.set(id, ({ displays }) => ({ displays: [...displays, one] })),
+      });
+      this.set(id, () => ({ result, running: false }));
+    } catch (error) {
+      this.set(id, () => ({ running: false, ...(control.signal.aborted ? {} : { error }) }));
+    }
+  }
+
+  remove(id: number): void {
+    this.cells = this.cells.filter((cell) => cell.id !== id);
+    this.changed();
+  }
+
+  private set(id: number, change: (cell: Cell) => Partial<Cell>): void {
+    this.cells = this.cells.map((cell) => (cell.id === id ? { ...cell, ...change(cell) } : cell));
+    this.changed();
+  }
+}
+
+let notebook: { id: string; cells: Notebook } | undefined;
+
+function notebookOf(session: Session): Notebook {
+  if (notebook?.id !== session.id) {
+    notebook = { id: session.id, cells: new Notebook(session) };
+  }
+  return notebook.cells;
 }
 
 export default function CodeTab({ session }: TabProps): VNode {
-  const languages = usePolled(
-    (signal) => session.contexts.languages({ signal }),
-    0,
+  const book = notebookOf(session);
+  const [, draw] = useState(0);
+  useEffect(() => {
+    book.changed = () => draw((one) => one + 1);
+    return () => {
+      book.changed = () => undefined;
+    };
+  }, [book]);
+  const history = usePolled(
+    (signal) => session.execs({ signal, limit: HISTORY }),
+    3000,
     session.id,
   );
-  const [cells, setCells] = useState<Cell[]>([{ id: 1, language: "python" }]);
-  const add = (language: string): void =>
-    setCells((all) => [...all, { id: (all.at(-1)?.id ?? 0) + 1, language }]);
-  if (languages.error !== undefined) {
-    return <Failure error={languages.error} />;
-  }
-  if (languages.value === undefined) {
-    return <div aria-busy="true" />;
-  }
-  if (languages.value.length === 0) {
-    return <p class="empty">The image of this session has no kernel for code cells.</p>;
-  }
+  const earlier = others((history.value ?? []) as PastRow[], book.cells);
+  const [left, setLeft] = useState(SHOWN);
   return (
     <div class="cells">
-      {cells.map(({ id, language }) => (
-        <CellView
-          key={id}
-          id={id}
-          session={session}
-          languages={languages.value ?? []}
-          first={language}
-          next={(chosen) => id === cells.at(-1)?.id && add(chosen)}
-          remove={() => setCells((all) => all.filter((one) => one.id !== id))}
-        />
+      {history.error !== undefined && <Failure error={history.error} />}
+      {earlier.length > left && (
+        <button type="button" onClick={() => setLeft(left + SHOWN)}>
+          Show {Math.min(SHOWN, earlier.length - left)} earlier cells
+        </button>
+      )}
+      {earlier.slice(-left).map((row) => (
+        <PastCell key={row.execId} session={session} row={row} />
       ))}
-      <button type="button" onClick={() => add(cells.at(-1)?.language ?? "python")}>
-        Add a cell
-      </button>
+      {book.cells.map((cell) => (
+        <OwnCell key={cell.id} cell={cell} remove={() => book.remove(cell.id)} />
+      ))}
+      <Editor session={session} id={(book.cells.at(-1)?.id ?? 0) + 1} book={book} />
     </div>
   );
 }
 
-interface CellProps {
-  id: number;
-  session: Session;
-  languages: readonly string[];
-  first: string;
-  /** Called when the code has run, with its language. */
-  next: (language: string) => void;
-  remove: () => void;
+/** Return the cells of the history, oldest first, without those that this page ran. */
+function others(rows: readonly PastRow[], own: readonly Cell[]): PastRow[] {
+  const left = own.map(({ code }) => code);
+  const found = rows.filter(({ kind }) => kind === "cell").reverse();
+  return found
+    .filter(({ command }) => {
+      const at = command === null ? -1 : left.lastIndexOf(command);
+      if (at >= 0) {
+        left.splice(at, 1);
+      }
+      return at < 0;
+    })
+    .reverse();
 }
 
-function CellView({ id, session, languages, first, next, remove }: CellProps): VNode {
-  const [language, setLanguage] = useState(languages.includes(first) ? first : languages[0] ?? "");
-  const [running, setRunning] = useState(false);
-  const [output, setOutput] = useState("");
-  const [displays, setDisplays] = useState<CodeDisplay[]>([]);
-  const [result, setResult] = useState<CodeResult>();
+interface EditorProps {
+  session: Session;
+  /** The number of the cell that it makes. */
+  id: number;
+  book: Notebook;
+}
+
+function Editor({ session, id, book }: EditorProps): VNode {
+  // Listing the kernels runs a program in the session, so only who wants to run code causes it.
+  const [wanted, setWanted] = useState(false);
+  const [languages, setLanguages] = useState<readonly string[]>(["python"]);
   const [error, setError] = useState<unknown>();
+  const [language, setLanguage] = useState(book.cells.at(-1)?.language ?? "python");
   const code = useRef<HTMLTextAreaElement>(null);
-  const control = useRef<AbortController>(undefined);
-  useEffect(() => () => control.current?.abort(), []);
-  const run = async (): Promise<void> => {
-    control.current = new AbortController();
-    setRunning(true);
-    setOutput("");
-    setDisplays([]);
-    setResult(undefined);
-    setError(undefined);
-    const show = (text: string): void => setOutput((all) => (all + text).slice(-200_000));
-    try {
-      setResult(
-        await session.runCode(code.current?.value ?? "", {
-          language,
-          signal: control.current.signal,
-          onStdout: show,
-          onStderr: show,
-          onResult: (one) => setDisplays((all) => [...all, one]),
-        }),
-      );
-      next(language);
-    } catch (problem) {
-      if (!control.current.signal.aborted) {
-        setError(problem);
-      }
+  useEffect(() => {
+    if (wanted) {
+      session.contexts.languages().then((found) => {
+        setLanguages(found);
+        setLanguage((one) => (found.includes(one) ? one : (found[0] ?? one)));
+      }, setError);
     }
-    setRunning(false);
+  }, [wanted]);
+  if (languages.length === 0) {
+    return <p class="empty">The image of this session has no kernel for code cells.</p>;
+  }
+  const run = (): void => {
+    const text = code.current?.value ?? "";
+    if (code.current !== null && text.trim() !== "") {
+      code.current.value = "";
+      void book.run(text, language);
+    }
   };
   return (
-    <article class="card cell" aria-label={`Cell ${id}`}>
+    <div class="card cell">
       <label class="hidden" for={`code-${id}`}>
         Code of cell {id}
       </label>
@@ -110,10 +177,11 @@ function CellView({ id, session, languages, first, next, remove }: CellProps): V
         rows={5}
         spellcheck={false}
         placeholder="Shift and Enter runs it"
+        onFocus={() => setWanted(true)}
         onKeyDown={(event) => {
           if (event.key === "Enter" && event.shiftKey) {
             event.preventDefault();
-            void run();
+            run();
           }
         }}
       />
@@ -124,38 +192,89 @@ function CellView({ id, session, languages, first, next, remove }: CellProps): V
         <select
           id={`language-${id}`}
           value={language}
+          onFocus={() => setWanted(true)}
           onChange={(event) => setLanguage(event.currentTarget.value)}
         >
           {languages.map((name) => (
             <option key={name}>{name}</option>
           ))}
         </select>
-        <button class="primary" type="button" disabled={running} onClick={run}>
+        <button class="primary" type="button" onClick={run}>
           Run
         </button>
-        {running && (
-          <button type="button" onClick={() => control.current?.abort()}>
-            Interrupt
-          </button>
-        )}
-        <button type="button" aria-label={`Remove cell ${id}`} onClick={remove}>
-          Remove
-        </button>
+      </div>
+      {error !== undefined && <Failure error={error} />}
+    </div>
+  );
+}
+
+function OwnCell({ cell, remove }: { cell: Cell; remove: () => void }): VNode {
+  const { id, language, code, output, displays, result, error, running, control } = cell;
+  const failure = result?.error;
+  return (
+    <article class="card cell" aria-label={`Cell ${id}`}>
+      <Code text={code} language={language} />
+      <div class="bar">
         <span role="status" class="muted">
-          {running ? "running" : ""}
+          {language} {running ? "running" : ""}{" "}
           {result !== undefined && <Badge state={result.status} />}{" "}
           {result !== undefined && duration(result.durationMs)}
         </span>
+        <div class="tools">
+          {running ? (
+            <button type="button" onClick={() => control.abort()}>
+              Interrupt
+            </button>
+          ) : (
+            <button type="button" aria-label={`Remove cell ${id}`} onClick={remove}>
+              Remove
+            </button>
+          )}
+        </div>
       </div>
       {error !== undefined && <Failure error={error} />}
-      {output !== "" && <pre tabIndex={0} aria-label="Output">{plainText(output)}</pre>}
+      {output !== "" && (
+        <pre tabIndex={0} aria-label="Output">
+          {plainText(output)}
+        </pre>
+      )}
       {displays.map((one, at) => (
         <Display key={at} display={one} />
       ))}
-      {result?.error !== undefined && result.error !== null && (
+      {failure !== undefined && failure !== null && (
         <pre class="bad" tabIndex={0} aria-label="Error">
-          {plainText(result.error.traceback || `${result.error.name}: ${result.error.value}`)}
+          {plainText(failure.traceback || `${failure.name}: ${failure.value}`)}
         </pre>
+      )}
+    </article>
+  );
+}
+
+/** A cell of the history: its code, and the text that was recorded of it. */
+function PastCell({ session, row }: { session: Session; row: PastRow }): VNode {
+  const recorded = usePolled(
+    (signal) => recordedText(session.id, row.execId, signal),
+    row.status === "running" ? 2000 : 0,
+    `${row.execId} ${row.status}`,
+  );
+  const printed = row.stdoutBytes + row.stderrBytes > 0;
+  return (
+    <article class="card cell" aria-label={`Earlier cell ${row.execId}`}>
+      <Code text={row.command ?? ""} language={row.language ?? ""} />
+      <div class="bar muted">
+        {row.language} <Badge {...resultOf(row)} /> {duration(row.durationMs)}
+        <span class="tools">
+          <When unix={row.startedAt} />
+        </span>
+      </div>
+      {recorded.error !== undefined && <Failure error={recorded.error} />}
+      {recorded.value !== undefined && recorded.value !== "" && (
+        <pre tabIndex={0} aria-label="Output">
+          {plainText(recorded.value).slice(-MAX_OUTPUT)}
+        </pre>
+      )}
+      {recorded.value === undefined && printed && (
+        <p class="hint">Its output was not recorded; the setting recording.enabled does that.</p>
       )}
     </article>
   );

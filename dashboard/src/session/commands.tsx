@@ -1,6 +1,6 @@
 /** Commands of a session: run one, and see what ran, what it printed, used and why it ended. */
 
-import type { TargetedEvent, VNode } from "preact";
+import type { ComponentChildren, TargetedEvent, VNode } from "preact";
 import { useState } from "preact/hooks";
 import type { ExecPast, Session } from "sandkasten";
 import { Badge } from "../components/badge.js";
@@ -8,9 +8,12 @@ import { type Column, DataTable } from "../components/data_table.js";
 import { Failure } from "../components/failure.js";
 import { usePolled } from "../components/polled.js";
 import { plainText } from "../components/plain_text.js";
-import { bytes, clock, duration } from "../components/units.js";
+import { bytes, duration } from "../components/units.js";
+import { When } from "../components/when.js";
 import type { TabProps } from "../pages/session.js";
 import { address, go } from "../router.js";
+import { Code } from "./code_text.js";
+import { isCommand, type PastRow, recordedText, resultOf, titleOf } from "./past_row.js";
 
 // The history has only the code of a reason.
 const MEANINGS: Record<string, string> = {
@@ -29,17 +32,25 @@ const MAX_SHOWN = 200_000;
 export default function CommandsTab({ session, place }: TabProps): VNode {
   const list = usePolled((signal) => session.execs({ signal, limit: LIMIT }), 2000, session.id);
   const chosen = place.query.get("exec");
-  const columns: readonly Column<ExecPast>[] = [
+  const columns: readonly Column<PastRow>[] = [
     {
       title: "Command",
-      cell: ({ execId, command }) => (
-        <a class="mono" href={address(["sessions", session.id, "commands"], { exec: execId })}>
-          {command ?? execId}
+      cell: (row) => (
+        <a
+          class={row.command ? "mono" : "muted"}
+          href={address(["sessions", session.id, "commands"], { exec: row.execId })}
+        >
+          {titleOf(row)}
         </a>
       ),
     },
-    { title: "State", cell: (row) => <Badge state={row.status} />, sort: (row) => row.status },
-    { title: "Exit", cell: ending, numeric: true },
+    { title: "Kind", cell: ({ kind }) => kind ?? "command", sort: ({ kind }) => kind ?? "", wide: true },
+    {
+      title: "Result",
+      cell: (row) => <Badge {...resultOf(row)} />,
+      sort: (row) => resultOf(row).state,
+      plain: true,
+    },
     {
       title: "Time",
       cell: ({ durationMs }) => duration(durationMs),
@@ -55,12 +66,12 @@ export default function CommandsTab({ session, place }: TabProps): VNode {
     },
     {
       title: "Started",
-      cell: ({ startedAt }) => clock(startedAt),
+      cell: ({ startedAt }) => <When unix={startedAt} />,
       sort: ({ startedAt }) => -startedAt,
-      wide: true,
+      plain: true,
     },
   ];
-  const rows = [...(list.value ?? [])].reverse();
+  const rows = ([...(list.value ?? [])] as PastRow[]).reverse();
   const row = rows.find(({ execId }) => execId === chosen);
   return (
     <>
@@ -118,11 +129,14 @@ function RunForm({ session, done }: { session: Session; done: () => void }): VNo
   );
 }
 
-function Details({ session, row }: { session: Session; row: ExecPast }): VNode {
+function Details({ session, row }: { session: Session; row: PastRow }): VNode {
   const running = row.status === "running";
   const [error, setError] = useState<unknown>();
   const output = usePolled(
     async (signal) => {
+      if (!isCommand(row)) {
+        return (await recordedText(session.id, row.execId, signal)) ?? "(its output was not recorded)";
+      }
       const pieces = await session.process(row.execId).output({ signal });
       return pieces.map(({ text }) => text).join("");
     },
@@ -136,10 +150,10 @@ function Details({ session, row }: { session: Session; row: ExecPast }): VNode {
   return (
     <article class="card details">
       <div class="heading">
-        <h2 class="mono">{row.command ?? row.execId}</h2>
-        <Badge state={row.status} />
+        <h2 class={row.command ? "mono" : ""}>{titleOf(row)}</h2>
+        <Badge {...resultOf(row)} />
         <div class="tools">
-          {running && (
+          {running && isCommand(row) && (
             <button type="button" class="danger" onClick={stop}>
               Stop
             </button>
@@ -147,11 +161,13 @@ function Details({ session, row }: { session: Session; row: ExecPast }): VNode {
           <a href={address(["sessions", session.id, "commands"])}>Close</a>
         </div>
       </div>
+      {row.kind === "cell" && <Code text={row.command ?? ""} language={row.language ?? ""} />}
       {error !== undefined && <Failure error={error} />}
       {output.error !== undefined && <Failure error={output.error} />}
       <dl class="facts">
         <Fact name="Exit status" value={ending(row)} />
         <Fact name="Time" value={duration(row.durationMs)} />
+        <Fact name="Started" value={<When unix={row.startedAt} />} />
         <Fact name="CPU" value={duration(row.usage.cpuMs)} />
         <Fact name="Peak memory" value={bytes(row.usage.peakMemoryBytes)} />
         <Fact name="Read" value={bytes(row.usage.ioReadBytes)} />
@@ -171,7 +187,7 @@ function Details({ session, row }: { session: Session; row: ExecPast }): VNode {
   );
 }
 
-function Fact({ name, value }: { name: string; value: string }): VNode {
+function Fact({ name, value }: { name: string; value: ComponentChildren }): VNode {
   return (
     <div>
       <dt>{name}</dt>

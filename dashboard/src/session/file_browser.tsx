@@ -8,7 +8,8 @@ import { Confirm } from "../components/dialog.js";
 import { saveAs } from "../components/downloads.js";
 import { Failure } from "../components/failure.js";
 import { usePolled } from "../components/polled.js";
-import { bytes, clock } from "../components/units.js";
+import { bytes } from "../components/units.js";
+import { When } from "../components/when.js";
 import type { TabProps } from "../pages/session.js";
 import { address } from "../router.js";
 import { FileView } from "./file_view.js";
@@ -160,7 +161,7 @@ function columnsOf(session: Session, path: string): readonly Column<FileEntry>[]
     },
     {
       title: "Changed",
-      cell: ({ mtimeUnix }) => clock(mtimeUnix),
+      cell: ({ mtimeUnix }) => <When unix={mtimeUnix} />,
       sort: ({ mtimeUnix }) => -mtimeUnix,
       wide: true,
     },

@@ -7,23 +7,50 @@ import { Badge } from "../components/badge.js";
 import { type Column, DataTable } from "../components/data_table.js";
 import { Failure } from "../components/failure.js";
 import { usePolled } from "../components/polled.js";
-import { bytes, clock } from "../components/units.js";
+import { bytes } from "../components/units.js";
+import { When } from "../components/when.js";
 import type { TabProps } from "../pages/session.js";
 
-const COLUMNS: readonly Column<NetworkAttempt>[] = [
-  { title: "Time", cell: ({ atUnix }) => clock(atUnix), sort: ({ atUnix }) => -atUnix, wide: true },
-  { title: "Host", cell: ({ host, address }) => host ?? address ?? "–", sort: ruleOf },
-  { title: "Port", cell: ({ port }) => port, sort: ({ port }) => port, numeric: true },
+/** All attempts to reach one port of one host. */
+interface Target {
+  rule: string;
+  refused: number;
+  allowed: number;
+  bytesIn: number;
+  bytesOut: number;
+  lastUnix: number;
+  /** Of the last attempt: the rule that decided, or why it was refused. */
+  because: string;
+}
+
+const COLUMNS: readonly Column<Target>[] = [
+  { title: "Host", cell: ({ rule }) => <span class="mono">{rule}</span>, sort: ({ rule }) => rule },
   {
     title: "Verdict",
-    cell: ({ allowed }) => <Badge state={allowed ? "allowed" : "refused"} />,
-    sort: ({ allowed }) => Number(allowed),
+    cell: ({ refused, allowed }) => (
+      <>
+        {refused > 0 && <Badge state={counts(refused, "refused")} kind="bad" />}{" "}
+        {allowed > 0 && <Badge state={counts(allowed, "allowed")} kind="good" />}
+      </>
+    ),
+    sort: ({ refused, allowed }) => -(refused || allowed),
+    plain: true,
   },
-  { title: "Event", cell: ({ event }) => event, wide: true },
-  { title: "Rule", cell: ({ rule, reason }) => reason ?? rule, wide: true },
-  { title: "In", cell: ({ bytesIn }) => bytes(bytesIn), numeric: true, wide: true },
-  { title: "Out", cell: ({ bytesOut }) => bytes(bytesOut), numeric: true, wide: true },
+  { title: "Because", cell: ({ because }) => because, wide: true },
+  { title: "In", cell: ({ bytesIn }) => bytes(bytesIn), sort: ({ bytesIn }) => -bytesIn, numeric: true },
+  { title: "Out", cell: ({ bytesOut }) => bytes(bytesOut), sort: ({ bytesOut }) => -bytesOut, numeric: true },
+  {
+    title: "Last",
+    cell: ({ lastUnix }) => <When unix={lastUnix} />,
+    sort: ({ lastUnix }) => -lastUnix,
+    numeric: true,
+    plain: true,
+  },
 ];
+
+function counts(count: number, word: string): string {
+  return count === 1 ? word : `${word} ${count}×`;
+}
 
 export default function NetworkTab({ session, info, refresh }: TabProps): VNode {
   const log = usePolled((signal) => session.networkLog({ signal }), 2000, session.id);
@@ -40,7 +67,6 @@ export default function NetworkTab({ session, info, refresh }: TabProps): VNode 
     refresh();
     status.refresh();
   };
-  const suggested = (status.value?.suggested ?? []).filter((rule) => !rules.includes(rule));
   return (
     <>
       {[log.error, status.error, error].map(
@@ -62,35 +88,16 @@ export default function NetworkTab({ session, info, refresh }: TabProps): VNode 
                 ))}
         </p>
         <AllowForm allow={allow} />
-        {suggested.length > 0 && (
-          <>
-            <h2>Refused</h2>
-            <ul class="plain">
-              {suggested.map((rule) => (
-                <li key={rule}>
-                  <span class="mono">{rule}</span>{" "}
-                  <button type="button" aria-label={`Allow ${rule}`} onClick={() => allow(rule)}>
-                    Allow
-                  </button>
-                </li>
-              ))}
-            </ul>
-          </>
-        )}
       </div>
       <DataTable
-        caption="Network log"
-        rows={[...(log.value ?? [])].reverse()}
+        caption="Hosts"
+        rows={grouped(log.value ?? [])}
         columns={COLUMNS}
-        keyOf={({ seq }) => String(seq)}
-        actions={(row) =>
-          !row.allowed &&
-          !rules.includes(ruleOf(row)) && (
-            <button
-              type="button"
-              aria-label={`Allow ${ruleOf(row)}`}
-              onClick={() => allow(ruleOf(row))}
-            >
+        keyOf={({ rule }) => rule}
+        actions={({ rule, refused }) =>
+          refused > 0 &&
+          !rules.includes(rule) && (
+            <button type="button" aria-label={`Allow ${rule}`} onClick={() => allow(rule)}>
               Allow
             </button>
           )
@@ -98,6 +105,38 @@ export default function NetworkTab({ session, info, refresh }: TabProps): VNode 
         empty={log.value === undefined ? "Loading" : "It has not tried to reach anything."}
       />
     </>
+  );
+}
+
+/** Return the hosts that it tried to reach: refused ones first, then the last used one. */
+function grouped(log: readonly NetworkAttempt[]): Target[] {
+  const targets = new Map<string, Target & { connections: Set<number> }>();
+  for (const attempt of log) {
+    const rule = ruleOf(attempt);
+    const target = targets.get(rule) ?? {
+      rule,
+      refused: 0,
+      allowed: 0,
+      bytesIn: 0,
+      bytesOut: 0,
+      lastUnix: 0,
+      because: "",
+      connections: new Set(),
+    };
+    targets.set(rule, target);
+    if (!attempt.allowed || attempt.event === "refused") {
+      target.refused += 1;
+    } else if (!target.connections.has(attempt.connection)) {
+      target.connections.add(attempt.connection);
+      target.allowed += 1;
+    }
+    target.bytesIn += attempt.bytesIn ?? 0;
+    target.bytesOut += attempt.bytesOut ?? 0;
+    target.lastUnix = attempt.atUnix;
+    target.because = attempt.reason ?? (attempt.rule === "default" ? "no rule allows it" : attempt.rule);
+  }
+  return [...targets.values()].sort(
+    (a, b) => Number(b.refused > 0) - Number(a.refused > 0) || b.lastUnix - a.lastUnix,
   );
 }
 

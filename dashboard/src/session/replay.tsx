@@ -2,14 +2,16 @@
 
 import type { VNode } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import type { ExecPast } from "sandkasten";
 import { Failure } from "../components/failure.js";
 import { plainText } from "../components/plain_text.js";
 import { usePolled } from "../components/polled.js";
-import { clock, counted, duration } from "../components/units.js";
+import { counted, duration } from "../components/units.js";
+import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 import type { PastProps } from "../pages/session.js";
+import { Code } from "./code_text.js";
 import { ending } from "./commands.js";
+import { isCommand, type PastRow, resultOf, titleOf } from "./past_row.js";
 import { type PastOutput, pastOutput } from "./replay_output.js";
 import { Player } from "./replay_player.js";
 import { ReplayScreen, screenText } from "./replay_screen.js";
@@ -24,7 +26,7 @@ const SPEEDS: readonly (readonly [string, number | undefined])[] = [
 ];
 
 interface Past {
-  commands: readonly ExecPast[];
+  commands: readonly PastRow[];
   recorded: ReadonlySet<string>;
 }
 
@@ -119,14 +121,6 @@ function Replay({ id, past, reload }: ReplayProps): VNode {
           Read again
         </button>
       </div>
-      <p class="hint">
-        Space plays and pauses, → shows the next command, ← hides the last one, Home and End go to the
-        start and the end. Pauses are at most five seconds long.{" "}
-        {unrecorded > 0 &&
-          `Commands without a recording: ${unrecorded}. Their output is shown as far as the sandbox ` +
-            "still keeps it; the setting recording.enabled records that of later ones. "}
-        What was typed into a terminal is recorded only where the terminal showed it.
-      </p>
       {player.error !== undefined && <Failure error={player.error} />}
       {shown === 0 && <div class="empty">Play, or step through the commands.</div>}
       {first > 0 && <p class="hint">{first} earlier commands: move the position back to see them.</p>}
@@ -139,6 +133,22 @@ function Replay({ id, past, reload }: ReplayProps): VNode {
           newest={first + index === shown - 1}
         />
       ))}
+      <details class="about-replay">
+        <summary>Keys, and what is recorded</summary>
+        <p class="hint">
+          Space plays and pauses, → shows the next command, ← hides the last one, Home and End go to
+          the start and the end. Pauses are at most five seconds long.
+        </p>
+        {unrecorded > 0 && (
+          <p class="hint">
+            Commands without a recording: {unrecorded}. Their output is shown as far as the sandbox
+            still keeps it; the setting recording.enabled records that of later ones.
+          </p>
+        )}
+        <p class="hint">
+          What was typed into a terminal is recorded only where the terminal showed it.
+        </p>
+      </details>
     </section>
   );
 }
@@ -192,7 +202,7 @@ function press(player: Player, count: number, event: KeyboardEvent): void {
 }
 
 interface CardProps {
-  command: ExecPast;
+  command: PastRow;
   load: () => Promise<PastOutput>;
   /** How many pieces of its output are shown; undefined: all, and how it ended. */
   pieces: number | undefined;
@@ -213,9 +223,15 @@ function Card({ command, load, pieces, newest }: CardProps): VNode {
   return (
     <article class="card details" ref={card} {...(newest ? { "aria-current": "step" as const } : {})}>
       <div class="heading">
-        <h2 class="mono">$ {command.command ?? "(unknown)"}</h2>
-        <time class="muted">{clock(command.startedAt)}</time>
+        <h2 class={command.command ? "mono" : ""}>
+          {isCommand(command) && command.command ? "$ " : ""}
+          {command.kind === "cell" ? `Cell (${command.language ?? "code"})` : titleOf(command)}
+        </h2>
+        <span class="muted"><When unix={command.startedAt} /></span>
       </div>
+      {command.kind === "cell" && (
+        <Code text={command.command ?? ""} language={command.language ?? ""} />
+      )}
       {error !== undefined && <Failure error={error} />}
       {output !== undefined && <Output output={output} count={count} newest={newest} />}
       {pieces === undefined &&
@@ -224,7 +240,7 @@ function Card({ command, load, pieces, newest }: CardProps): VNode {
             {note}
           </p>
         ))}
-      <p class="muted end">
+      <p class={pieces === undefined && resultOf(command).kind === "bad" ? "bad-end end" : "muted end"}>
         {pieces !== undefined
           ? "…"
           : `${endOf(command)}, ${duration(command.durationMs)}${command.why === null ? "" : `, ended by ${command.why.code}`}`}
@@ -277,7 +293,10 @@ function lastOf({ pieces }: PastOutput, count: number): string {
   return plainText(text.slice(-MAX_SHOWN));
 }
 
-function endOf(command: ExecPast): string {
+function endOf(command: PastRow): string {
+  if (!isCommand(command)) {
+    return command.errorName ?? command.status;
+  }
   const told = ending(command);
   return command.exitCode === null ? (command.status === "running" ? "running" : told) : `exit ${told}`;
 }

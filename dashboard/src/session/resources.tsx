@@ -12,6 +12,8 @@ import type { TabProps } from "../pages/session.js";
 
 const EVERY_MS = 1000;
 const KEPT = 120;
+// With fewer there is no line to see.
+const LEAST_SAMPLES = 3;
 
 interface Sample {
   at: number;
@@ -23,7 +25,7 @@ let past: { id: string; samples: Sample[] } = { id: "", samples: [] };
 
 const COLUMNS: readonly Column<ProcessInfo>[] = [
   { title: "PID", cell: ({ pid }) => pid, sort: ({ pid }) => pid, numeric: true },
-  { title: "Command", cell: ({ cmdline, name }) => cmdline.join(" ") || name },
+  { title: "Command", cell: (row) => <Command row={row} /> },
   { title: "State", cell: ({ state }) => state, wide: true },
   {
     title: "Memory",
@@ -33,6 +35,28 @@ const COLUMNS: readonly Column<ProcessInfo>[] = [
   },
   { title: "CPU", cell: ({ cpuMs }) => duration(cpuMs), sort: ({ cpuMs }) => -cpuMs, numeric: true },
 ];
+
+// Where our programs are inside, and the folder of persistent shells.
+const OURS = "/run/sandkasten/runner";
+const SHELL_FOLDER = "/run/sandkasten/state/shell-";
+
+/** What a process runs; a process of Sandkasten by its purpose. Any process can take such a name. */
+function Command({ row: { cmdline, name } }: { row: ProcessInfo }): VNode {
+  const line = cmdline.join(" ") || name;
+  const purpose =
+    cmdline[0] === OURS
+      ? "Sandkasten's runner"
+      : line.includes(SHELL_FOLDER)
+        ? "persistent shell"
+        : undefined;
+  return purpose === undefined ? (
+    <span class="mono">{line}</span>
+  ) : (
+    <span class="muted" title={line}>
+      {purpose}
+    </span>
+  );
+}
 
 export default function ResourcesTab({ session, info }: TabProps): VNode {
   const read = usePolled((signal) => session.stats({ signal }), EVERY_MS, session.id);
@@ -55,7 +79,12 @@ export default function ResourcesTab({ session, info }: TabProps): VNode {
   return (
     <>
       {read.error !== undefined && <Failure error={read.error} />}
-      <div class="plots">
+      {samples.length < LEAST_SAMPLES && (
+        <p class="hint" aria-busy={last === undefined}>
+          Measuring: the plots begin in a moment, with what this page has seen.
+        </p>
+      )}
+      <div class="plots" hidden={samples.length < LEAST_SAMPLES}>
         <Plot
           title="CPU"
           points={rates(samples, ({ cpuUsec }) => cpuUsec, 1e-4)}

@@ -40,7 +40,7 @@ from sandkasten.api.request.socket_protocols import ticket_of, with_credentials
 from sandkasten.api.response.json_response import as_json
 from sandkasten.api.response.sse import EventStream
 from sandkasten.api.response.streamed_response import Followed
-from sandkasten.engine.handles import activity
+from sandkasten.engine.activity import activity
 from sandkasten.errors import (
     Busy,
     InvalidRequest,

@@ -9,7 +9,7 @@ raises BackendUnavailable, and nothing is recorded: only the backend knows what 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ from sandkasten.wire.frame_codec import SAYS_ENDING
 from sandkasten.wire.messages import decode_shells
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkCounts
@@ -60,20 +60,6 @@ _DYING_S = 3.0
 _DIRECTORY_S = 2.0
 _REMEMBERED = 256
 _REMEMBERED_ENDS = 4096
-
-
-@contextmanager
-def activity(counts: bool) -> Iterator[None]:
-    """Say whether the requests made in this block count as activity of their sandboxes.
-
-    By default they do. Those of a caller that only looks reach the sandbox without extending its
-    life, and so do those of the tasks that it starts.
-    """
-    token = observing.set(not counts)
-    try:
-        yield
-    finally:
-        observing.reset(token)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.engine.activity import activity
 from sandkasten.errors import SandkastenError
 from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.redaction import excerpt
@@ -92,7 +93,7 @@ class NetworkAudit:
 
         async def one(record: Record) -> None:
             async with gate:
-                with suppress(SandkastenError):
+                with suppress(SandkastenError), activity(False):
                     await self._copy(await self._handles.get(record.id))
 
         await asyncio.gather(*(one(record) for record in records))

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.engine.activity import activity
 from sandkasten.engine.handles import check_not_paused
 from sandkasten.errors import Busy, SandboxLost, UnsupportedByBackend
 from sandkasten.model.ids import sandbox_id
@@ -128,7 +129,8 @@ class NetworkControl:
         """Apply the operator's settings to the sandbox of an earlier process."""
         if record.network == "none":
             return
-        handle = await self._handles.get(record.id)
+        with activity(False):
+            handle = await self._handles.get(record.id)
         if isinstance(handle.cell, Networked):
             await self._send(handle.cell, record.id, self.recorded(record), None)
 

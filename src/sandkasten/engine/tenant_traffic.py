@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from sandkasten.engine.activity import activity
 from sandkasten.errors import SandkastenError
 from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, is_there
@@ -148,7 +149,8 @@ class TenantTraffic:
         # An update also sends rules, which must not be replaced by older ones. This waits for its
         # turn, so that frequent updates cannot keep a sandbox from getting its allowance.
         async with self._store.lock(record.id, wait_s=_TURN_S):
-            handle = await self._handles.get(record.id)
+            with activity(False):
+                handle = await self._handles.get(record.id)
             await self._handles.refresh(handle)
             if not _is_limited(handle.record) or handle.record.state is not State.RUNNING:
                 return
@@ -169,7 +171,8 @@ class TenantTraffic:
         """Read the counters of sandboxes with a network."""
 
         async def count(record: Record) -> None:
-            await self.counted(await self._handles.get(record.id))
+            with activity(False):
+                await self.counted(await self._handles.get(record.id))
 
         open_ones = [
             one

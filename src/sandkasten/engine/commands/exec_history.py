@@ -13,9 +13,10 @@ import shlex
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.activity import activity
 from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
 from sandkasten.engine.commands.exec_results import result_of
-from sandkasten.engine.handles import Handles, activity, is_paused
+from sandkasten.engine.handles import Handles, is_paused
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,

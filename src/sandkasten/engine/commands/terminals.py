@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.activity import activity
 from sandkasten.engine.commands.exec_endings import explain_end
 from sandkasten.engine.commands.exec_results import ending_of, result_of
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
-from sandkasten.engine.handles import activity
 from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError, ShellNotFound
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.command import checked_pty

@@ -1,0 +1,59 @@
+/** A row of the history as people read it: a command, a code cell, or the kernel of cells. */
+
+import type { ExecPast } from "sandkasten";
+import { daemon } from "../daemon.js";
+import { parsedRecording } from "./replay_output.js";
+
+export interface PastRow extends ExecPast {
+  kind?: "command" | "cell" | "kernel";
+  /** Of a cell or a kernel. */
+  language?: string | null;
+  contextId?: string | null;
+  /** The exception of a cell, or why it did not run. */
+  errorName?: string | null;
+}
+
+export function isCommand({ kind }: PastRow): boolean {
+  return kind === undefined || kind === "command";
+}
+
+/** Return what ran, in one line. */
+export function titleOf(row: PastRow): string {
+  if (row.command === null || row.command === "") {
+    return "a command that was not recorded";
+  }
+  const [first = "", ...others] = row.command.trim().split("\n");
+  return others.length > 0 ? `${first} …` : first;
+}
+
+/** Return how it ended, for a badge: an exit status that is not 0 is a failure. */
+export function resultOf(row: PastRow): { state: string; kind?: "bad" } {
+  const { status, exitCode, signal, errorName } = row;
+  if (status === "error" && typeof errorName === "string") {
+    return { state: errorName, kind: "bad" };
+  }
+  if (status !== "completed") {
+    return { state: status };
+  }
+  if (signal !== null) {
+    return { state: `signal ${signal}`, kind: "bad" };
+  }
+  return exitCode === null || exitCode === 0
+    ? { state: status }
+    : { state: `exit ${exitCode}`, kind: "bad" };
+}
+
+/** Return what a recording of a row says, as text; undefined if there is none. */
+export async function recordedText(
+  sessionId: string,
+  execId: string,
+  signal: AbortSignal,
+): Promise<string | undefined> {
+  const replay = daemon().replay(sessionId);
+  const recordings = await replay.recordings({ signal });
+  if (!recordings.some((one) => one.execId === execId)) {
+    return undefined;
+  }
+  const { pieces } = parsedRecording(await replay.recording(execId));
+  return pieces.map(({ text }) => text).join("");
+}

@@ -1,0 +1,1 @@
+import{i as e,s as t}from"./units.js";import{d as n,r}from"./failure.js";function i({unix:i}){return i==null?r(n,{children:`–`}):r(`time`,{dateTime:new Date(i*1e3).toISOString(),title:e(i),children:t(i)})}export{i as t};
