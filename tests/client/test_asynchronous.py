@@ -98,3 +98,22 @@ def test_invalid_settings_are_refused_before_anything_is_created(monkeypatch):
     monkeypatch.setenv("SANDKASTEN_BACKEND", "nonsense")
     with pytest.raises(sandkasten.InvalidConfiguration):
         asyncio.run(AsyncSandbox().begin())
+
+
+async def test_a_block_that_fails_raises_its_own_error_if_closing_fails_too(monkeypatch):
+    lost = sandkasten.BackendUnavailable("the backend does not answer", hint="try again")
+
+    async def close(_: object) -> None:
+        raise lost
+
+    box = AsyncSandbox(backend="unisolated")
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncSandbox, "close", close)
+        with pytest.raises(ValueError, match="of the block") as caught:
+            async with box:
+                raise ValueError("of the block")
+        with pytest.raises(sandkasten.BackendUnavailable):
+            async with box:
+                pass
+    assert caught.value.__notes__ == [f"the sandbox was not destroyed: {lost}"]
+    await box.close()

@@ -20,7 +20,7 @@ from sandkasten.client.results import Result, RunResult, result_of
 from sandkasten.client.server.daemon_or_embedded import place_of
 from sandkasten.client.server.server_pool import connect, previews_of
 from sandkasten.client.transfer.file_methods import SandboxFiles
-from sandkasten.errors import InvalidRequest, NotFound, SessionNotFound
+from sandkasten.errors import InvalidRequest, NotFound, SandkastenError, SessionNotFound
 from sandkasten.model.commands.exec_values import DEFAULT_SHELL, CommandKeywords, ExecRequest
 from sandkasten.model.request_spellings import command_of, exec_request, sandbox_options
 from sandkasten.model.sandbox.sandbox_options import SessionKeywords
@@ -154,6 +154,11 @@ class AsyncSandbox(SandboxFiles):
             except asyncio.CancelledError:
                 await asyncio.wait({closing}, timeout=CLOSE_GRACE_S)
                 raise
+            except SandkastenError as exc:
+                if error is None:
+                    raise
+                # The caller must see why the block failed; the idle time ends the sandbox.
+                error.add_note(f"the sandbox was not destroyed: {exc}")
 
     async def close(self) -> None:
         """Destroy it and everything in it. Quiet if it is closed or has ended already."""

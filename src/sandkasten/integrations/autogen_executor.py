@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import warnings
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from hashlib import sha256
 from os import PathLike, fspath
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sandkasten import AsyncSandbox
@@ -28,6 +31,10 @@ _PROGRAMS = {
     "bash": "bash",
 }
 _CANCELLED = "Code execution was cancelled."
+# Where copies of `extra_volumes` arrive, before a command puts them in their places.
+_ARRIVALS = "/tmp/autogen-volumes"  # noqa: S108  (a path inside the sandbox)
+_INTO_PLACE = 'mkdir -p -- "$(dirname -- "$2")" && cp -RT -- "$1" "$2"'
+_ADD_HOSTS = 'printf %s "$1" >> /etc/hosts'
 
 
 @dataclass
@@ -43,6 +50,9 @@ class SandkastenExecutorConfig(BaseModel):
     image: str | None = None
     timeout: int = 60
     work_dir: str | None = None
+    extra_volumes: dict[str, dict[str, str]] = {}
+    extra_hosts: dict[str, str] = {}
+    init_command: str | None = None
     delete_tmp_files: bool = False
     options: dict[str, Any] = {}
 
@@ -51,9 +61,11 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
     """A code executor like AutoGen's `DockerCommandLineCodeExecutor`, on one sandbox.
 
     Each block is written to `/workspace` and run there by python3, bash or sh; files stay for
-    the next block. `work_dir` is a directory of this machine: it is copied into the workspace at
-    the start, and the workspace is copied back to it after each execution. `options` are those of
-    a sandbox.
+    the next block. `work_dir` is a directory of this machine, by default a temporary one: it is
+    copied into the workspace at the start, and the workspace is copied back to it after
+    `init_command`, which runs at the start, and after each execution. `extra_volumes` are copied
+    into the sandbox and never back. They may be outside the writable directories, and there may be
+    `extra_hosts`, with profile dev and an image. `options` are those of a sandbox.
     """
 
     component_config_schema = SandkastenExecutorConfig
@@ -66,19 +78,32 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
         *,
         timeout: int = 60,
         work_dir: str | PathLike[str] | None = None,
+        extra_volumes: dict[str, dict[str, str]] | None = None,
+        extra_hosts: dict[str, str] | None = None,
+        init_command: str | None = None,
         delete_tmp_files: bool = False,
         **options: Any,
     ) -> None:
         if timeout < 1:
             raise ValueError("Timeout must be greater than or equal to 1.")
+        if work_dir is not None and Path(work_dir).resolve() == Path.cwd().resolve():
+            warnings.warn(
+                "Using the current directory as work_dir is deprecated.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         self._config = SandkastenExecutorConfig(
             image=image,
             timeout=timeout,
             work_dir=None if work_dir is None else fspath(work_dir),
+            extra_volumes=extra_volumes or {},
+            extra_hosts=extra_hosts or {},
+            init_command=init_command,
             delete_tmp_files=delete_tmp_files,
             options=options,
         )
         self._box: AsyncSandbox | None = None
+        self._temporary: TemporaryDirectory[str] | None = None
 
     @property
     def timeout(self) -> int:
@@ -87,10 +112,12 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
 
     @property
     def work_dir(self) -> Path:
-        """The directory of this machine; RuntimeError if there is none."""
-        if self._config.work_dir is None:
-            raise RuntimeError("Working directory not properly initialized: give work_dir")
-        return Path(self._config.work_dir)
+        """The directory of this machine; RuntimeError if it is temporary and not made yet."""
+        if self._config.work_dir is not None:
+            return Path(self._config.work_dir)
+        if self._temporary is None:
+            raise RuntimeError("Working directory not properly initialized: start the executor")
+        return Path(self._temporary.name)
 
     bind_dir = work_dir
     """Another name of `work_dir`, as in the Docker executor."""
@@ -103,18 +130,47 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
         return self._box
 
     async def start(self) -> None:
-        """Create the sandbox. Quiet if there is one."""
-        if self._box is None:
-            self._box = await AsyncSandbox(self._config.image, **self._config.options)
-            if self._config.work_dir is not None:
-                self.work_dir.mkdir(parents=True, exist_ok=True)
-                await self._box.upload(self.work_dir, _WORKSPACE)
+        """Create the sandbox. Quiet if there is one. A start that fails leaves nothing."""
+        if self._box is not None:
+            return
+        async with AsyncExitStack() as unless_started:
+            unless_started.callback(self._remove_temporary)
+            if self._config.work_dir is None:
+                self._temporary = TemporaryDirectory()
+            await asyncio.to_thread(self.work_dir.mkdir, parents=True, exist_ok=True)
+            box = await unless_started.enter_async_context(
+                AsyncSandbox(self._config.image, **self._config.options)
+            )
+            await box.upload(self.work_dir, _WORKSPACE)
+            await self._prepare(box)
+            unless_started.pop_all()
+        self._box = box
+
+    async def _prepare(self, box: AsyncSandbox) -> None:
+        for number, (source, volume) in enumerate(self._config.extra_volumes.items()):
+            copy = f"{_ARRIVALS}/{number}"
+            await box.upload(source, copy)
+            await box.exec(["sh", "-c", _INTO_PLACE, "sh", copy, volume["bind"]], check=True)
+        hosts = [f"{address} {name}\n" for name, address in self._config.extra_hosts.items()]
+        if hosts:
+            await box.exec(["sh", "-c", _ADD_HOSTS, "sh", "".join(hosts)], check=True)
+        if self._config.init_command is not None:
+            await box.exec(["sh", "-c", self._config.init_command], cwd=_WORKSPACE, check=True)
+            await box.download(_WORKSPACE, self.work_dir)
 
     async def stop(self) -> None:
         """Destroy the sandbox. Quiet if there is none."""
         box, self._box = self._box, None
-        if box is not None:
-            await box.close()
+        try:
+            if box is not None:
+                await box.close()
+        finally:
+            self._remove_temporary()
+
+    def _remove_temporary(self) -> None:
+        directory, self._temporary = self._temporary, None
+        if directory is not None:
+            directory.cleanup()
 
     async def restart(self) -> None:
         """Replace the sandbox: its files are gone."""
@@ -146,16 +202,12 @@ class SandkastenCodeExecutor(CodeExecutor, Component[SandkastenExecutorConfig]):
             if self._config.delete_tmp_files:
                 for path in files:
                     await self.sandbox.remove(path, missing_ok=True)
-                    if self._config.work_dir is not None:
-                        await asyncio.to_thread(Path(self._shown(path)).unlink, missing_ok=True)
-            if self._config.work_dir is not None:
-                await self.sandbox.download(_WORKSPACE, self.work_dir)
+                    await asyncio.to_thread(Path(self._shown(path)).unlink, missing_ok=True)
+            await self.sandbox.download(_WORKSPACE, self.work_dir)
         return SandboxCodeResult(status, output, self._shown(files[0]) if files else None)
 
     def _shown(self, path: str) -> str:
         """Return a block's file as the caller finds it."""
-        if self._config.work_dir is None:
-            return path
         return str(self.work_dir / posixpath.relpath(path, _WORKSPACE))
 
     async def _run(self, block: CodeBlock, files: list[str]) -> tuple[str, int]:

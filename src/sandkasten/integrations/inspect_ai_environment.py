@@ -5,7 +5,7 @@ Inspect finds it by the entry point group `inspect_ai`.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sandkasten import (
@@ -68,9 +68,15 @@ class SandkastenEnvironment(SandboxEnvironment):
     ) -> dict[str, SandboxEnvironment]:
         if not isinstance(config, SandkastenConfig):
             config = SandkastenConfig.model_validate({"image": config})
-        box = await AsyncSandbox(**(config.model_extra or {}))
-        if config.user is not None:
-            await box.exec(["chown", config.user, "."], check=True)
+        async with AsyncExitStack() as unless_started:
+            box = await unless_started.enter_async_context(
+                AsyncSandbox(**(config.model_extra or {}))
+            )
+            if config.user is not None:
+                # The sandbox says which user its image lacks; chown would only fail.
+                await box.exec(["true"], user=config.user, check=True)
+                await box.exec(["chown", config.user, "."], check=True)
+            unless_started.pop_all()
         return {"default": cls(box, config.user)}
 
     @classmethod

@@ -6,6 +6,7 @@ import glob
 import io
 import tempfile
 import uuid
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import urlsplit
 
@@ -267,18 +268,23 @@ class SandkastenSandboxClient(BaseSandboxClient[SandkastenSandboxClientOptions])
     ) -> SandboxSession:
         wanted = options or SandkastenSandboxClientOptions()
         manifest = self._validate_manifest_for_create(manifest or Manifest())
-        box = await AsyncSandbox(wanted.image, **wanted.options, **self._place)
         session_id = uuid.uuid4()
-        state = SandkastenSandboxSessionState(
-            session_id=session_id,
-            manifest=manifest,
-            snapshot=resolve_snapshot(snapshot, str(session_id)),
-            exposed_ports=wanted.exposed_ports,
-            sandbox_id=box.id,
-            image=wanted.image,
-            options=wanted.options,
-        )
-        return self._session(state, box)
+        async with AsyncExitStack() as unless_created:
+            box = await unless_created.enter_async_context(
+                AsyncSandbox(wanted.image, **wanted.options, **self._place)
+            )
+            state = SandkastenSandboxSessionState(
+                session_id=session_id,
+                manifest=manifest,
+                snapshot=resolve_snapshot(snapshot, str(session_id)),
+                exposed_ports=wanted.exposed_ports,
+                sandbox_id=box.id,
+                image=wanted.image,
+                options=wanted.options,
+            )
+            session = self._session(state, box)
+            unless_created.pop_all()
+        return session
 
     async def delete(self, session: SandboxSession) -> SandboxSession:
         await _inner(session).box.close()
@@ -290,14 +296,18 @@ class SandkastenSandboxClient(BaseSandboxClient[SandkastenSandboxClientOptions])
             _wrong_type(state)
         state.assert_path_grants_rebound()
         found = True
-        try:
-            box = await AsyncSandbox.attach(state.sandbox_id, **self._place)
-        except NotFound:
-            found = False
-            box = await AsyncSandbox(state.image, **state.options, **self._place)
-            state.sandbox_id, state.workspace_root_ready = box.id, False
-        session = self._session(state, box)
-        _inner(session)._set_start_state_preserved(found)
+        async with AsyncExitStack() as unless_resumed:
+            try:
+                box = await AsyncSandbox.attach(state.sandbox_id, **self._place)
+            except NotFound:
+                found = False
+                box = await unless_resumed.enter_async_context(
+                    AsyncSandbox(state.image, **state.options, **self._place)
+                )
+                state.sandbox_id, state.workspace_root_ready = box.id, False
+            session = self._session(state, box)
+            _inner(session)._set_start_state_preserved(found)
+            unless_resumed.pop_all()
         return session
 
     def _session(self, state: SandkastenSandboxSessionState, box: AsyncSandbox) -> SandboxSession:
