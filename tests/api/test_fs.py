@@ -198,6 +198,10 @@ async def test_a_name_that_is_not_utf8_is_refused_in_a_query_and_not_altered(dae
     assert both.status == 422
 
 
+async def test_an_empty_cursor_is_refused_as_the_document_says(daemon, box):
+    assert (await daemon.ask("GET", f"{box}/list?path=.&cursor=")).status == 422
+
+
 async def test_a_directory_is_listed_page_by_page(daemon, box):
     for number in range(7):
         await daemon.ask("POST", f"{box}/write", {"path": f"d/{number}/f", "text": ""})

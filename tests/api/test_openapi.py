@@ -10,8 +10,10 @@ from jsonschema_rs import Draft202012Validator, meta
 
 from sandkasten.api.error_responses import STATUS
 from sandkasten.api.response.openapi_document import document
+from sandkasten.api.route import EVENTS
 from sandkasten.api.routes.route_table import ALL
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import ImageNotFound, RegistryUnavailable, SandkastenError
+from sandkasten.model.sandbox.network_policy import parse_network
 from tests.api.openapi_check import check
 from tests.repo import tree
 
@@ -100,3 +102,33 @@ def test_an_answer_that_violates_the_document_is_detected():
 
 def test_other_routes_give_another_document():
     assert document(ALL[:1], "1")["paths"].keys() == {ALL[0].path}
+
+
+def test_every_route_that_makes_a_sandbox_of_an_image_may_miss_the_registry():
+    makes = [one for one in ALL if one.body is not None and "image" in one.body.model_fields]
+    assert {one.path for one in makes} >= {"/v1/sessions", "/v1/run"}
+    for one in makes:
+        if ImageNotFound in one.errors:
+            assert RegistryUnavailable in one.errors, one.path
+
+
+def test_every_query_that_follows_answers_with_events():
+    follows = [
+        one
+        for one in ALL
+        if one.query is not None
+        for field in one.query.model_fields.values()
+        if "server-sent events" in (field.description or "")
+    ]
+    assert [one.path for one in follows if EVENTS not in one.gives] == []
+    assert "/v1/sessions/{id}/network/log" in [one.path for one in follows]
+
+
+@pytest.mark.parametrize("limits", [None, {}, {"connections": None}, {"connections": 4}])
+def test_null_is_like_a_limit_that_is_left_out(limits):
+    network = {"allow": ["example.com"], "limits": limits}
+    schema = document(ALL, "test")["components"]["schemas"]["CreateBody"]
+    found = Draft202012Validator({**schema["properties"]["network"], "components": {}})
+    assert found.is_valid(network)
+    asked = {name: one for name, one in (limits or {}).items() if one is not None}
+    assert parse_network(network).requested_limits == asked

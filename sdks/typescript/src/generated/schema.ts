@@ -249,22 +249,13 @@ export interface CreateBodyLimits {
   gpus?: number | undefined;
 }
 
-export interface CreateBodyNetworkLimits {
-  connections?: number | undefined;
-  bytesIn?: number | undefined;
-  bytesOut?: number | undefined;
-  bandwidthBps?: number | undefined;
-  namesPerMinute?: number | undefined;
-  idleSeconds?: number | undefined;
-}
-
 export interface CreateBodyNetwork {
   allow?: readonly string[] | undefined;
   deny?: readonly string[] | undefined;
   secrets?: readonly string[] | undefined;
   inspect?: boolean | undefined;
   dryRun?: boolean | undefined;
-  limits?: CreateBodyNetworkLimits | undefined;
+  limits?: unknown | undefined;
 }
 
 export interface CreateBody {
@@ -1121,22 +1112,13 @@ export interface RunBodyLimits {
   gpus?: number | undefined;
 }
 
-export interface RunBodyNetworkLimits {
-  connections?: number | undefined;
-  bytesIn?: number | undefined;
-  bytesOut?: number | undefined;
-  bandwidthBps?: number | undefined;
-  namesPerMinute?: number | undefined;
-  idleSeconds?: number | undefined;
-}
-
 export interface RunBodyNetwork {
   allow?: readonly string[] | undefined;
   deny?: readonly string[] | undefined;
   secrets?: readonly string[] | undefined;
   inspect?: boolean | undefined;
   dryRun?: boolean | undefined;
-  limits?: RunBodyNetworkLimits | undefined;
+  limits?: unknown | undefined;
 }
 
 export interface RunBody {
@@ -1507,22 +1489,13 @@ export interface UnenforcedLimit {
   remedy: string;
 }
 
-export interface UpdateBodyNetworkLimits {
-  connections?: number | undefined;
-  bytesIn?: number | undefined;
-  bytesOut?: number | undefined;
-  bandwidthBps?: number | undefined;
-  namesPerMinute?: number | undefined;
-  idleSeconds?: number | undefined;
-}
-
 export interface UpdateBodyNetwork {
   allow?: readonly string[] | undefined;
   deny?: readonly string[] | undefined;
   secrets?: readonly string[] | undefined;
   inspect?: boolean | undefined;
   dryRun?: boolean | undefined;
-  limits?: UpdateBodyNetworkLimits | undefined;
+  limits?: unknown | undefined;
 }
 
 export interface UpdateBody {
@@ -1658,7 +1631,6 @@ export interface Types {
   CreateBody: CreateBody;
   CreateBodyLimits: CreateBodyLimits;
   CreateBodyNetwork: CreateBodyNetwork;
-  CreateBodyNetworkLimits: CreateBodyNetworkLimits;
   CreatedKey: CreatedKey;
   Definition: Definition;
   DefinitionWithSource: DefinitionWithSource;
@@ -1722,7 +1694,6 @@ export interface Types {
   RunBody: RunBody;
   RunBodyLimits: RunBodyLimits;
   RunBodyNetwork: RunBodyNetwork;
-  RunBodyNetworkLimits: RunBodyNetworkLimits;
   RunDetail: RunDetail;
   RunEvent: RunEvent;
   RunFile: RunFile;
@@ -1759,7 +1730,6 @@ export interface Types {
   UnenforcedLimit: UnenforcedLimit;
   UpdateBody: UpdateBody;
   UpdateBodyNetwork: UpdateBodyNetwork;
-  UpdateBodyNetworkLimits: UpdateBodyNetworkLimits;
   Uploaded: Uploaded;
   Usage: Usage;
   Used: Used;
@@ -1784,7 +1754,6 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   BackendList: { backends: "BackendLine" },
   CodeResult: { error: "CodeError", results: "CodeDisplay" },
   CreateBody: { limits: "CreateBodyLimits", network: "CreateBodyNetwork" },
-  CreateBodyNetwork: { limits: "CreateBodyNetworkLimits" },
   Doctor: { backends: "BackendLine", requirements: "RequirementLine", tiers: "TierLine", unenforced: "UnenforcedLimit" },
   Entries: { entries: "FileEntry" },
   EntryList: { entries: "AuditEntry" },
@@ -1802,7 +1771,6 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   Ready: { degraded: "Degraded" },
   RecordingList: { recordings: "RecordingEntry" },
   RunBody: { limits: "RunBodyLimits", network: "RunBodyNetwork" },
-  RunBodyNetwork: { limits: "RunBodyNetworkLimits" },
   RunDetail: { run: "RunRow", usage: "RunUsage" },
   RunList: { runs: "RunRow" },
   RunResult: { artifacts: "Artifact", network: "ExecNetwork", why: "Why" },
@@ -1817,7 +1785,6 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   TierLine: { warnings: "RequirementLine" },
   ToolList: { tools: "Tool" },
   UpdateBody: { network: "UpdateBodyNetwork" },
-  UpdateBodyNetwork: { limits: "UpdateBodyNetworkLimits" },
   Uploaded: { files: "FileEntry" },
   Usage: { used: "Used" },
   WorkflowBody: { session: "RunSession" },

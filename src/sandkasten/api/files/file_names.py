@@ -72,6 +72,8 @@ def encoded_cursor(cursor: str | None) -> str | None:
 
 
 def given_cursor(cursor: str | None) -> str | None:
+    if cursor == "":
+        raise _refused("cursor is empty", "pass next_cursor of the previous page", "cursor")
     return None if cursor is None else os.fsdecode(decoded(cursor, "cursor"))
 
 

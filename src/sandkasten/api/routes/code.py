@@ -133,7 +133,7 @@ async def _events(call: Call, the_id: str, request: CodeRequest) -> AsyncIterato
 
 
 async def run_shown(
-    engine: Engine, the_id: str, request: CodeRequest
+    engine: Engine, the_id: str, request: CodeRequest, directory: str | None = None
 ) -> AsyncIterator[CodeItem | CodeResult]:
     """Yield what code prints and displays while it runs, then its result.
 
@@ -144,7 +144,8 @@ async def run_shown(
 
     async def run() -> CodeResult:
         try:
-            return await engine.code.run(the_id, request, show=items.put_nowait)
+            show = items.put_nowait
+            return await engine.code.run(the_id, request, show, directory=directory)
         finally:
             items.put_nowait(None)
 

@@ -39,6 +39,7 @@ from sandkasten.errors import (
     IsolationRefused,
     PayloadTooLarge,
     QuotaExceeded,
+    RegistryUnavailable,
     UnsupportedByBackend,
 )
 from sandkasten.model.field_patterns import GLOB, WORKSPACE_MEMBER, shown_form
@@ -238,6 +239,7 @@ ROUTES = (
             BackendUnavailable,
             IsolationRefused,
             UnsupportedByBackend,
+            RegistryUnavailable,
             Busy,
         ),
     ),

@@ -28,6 +28,7 @@ from sandkasten.errors import (
     InvalidRequest,
     IsolationRefused,
     QuotaExceeded,
+    RegistryUnavailable,
     SessionExpired,
     SessionNotFound,
     UnsupportedByBackend,
@@ -286,6 +287,7 @@ ROUTES = (
             BackendUnavailable,
             IsolationRefused,
             UnsupportedByBackend,
+            RegistryUnavailable,
         ),
     ),
     Route(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.sse import begun, event
-from sandkasten.api.route import Answer, Query, Route
+from sandkasten.api.route import EVENTS, JSON, Answer, Query, Route
 from sandkasten.api.routes.execs import GONE
 from sandkasten.errors import Busy, Conflict
 from sandkasten.model.json_codec import to_json
@@ -229,6 +229,7 @@ ROUTES = (
         query=LogQuery,
         answer=NetworkAttemptAnswer,
         array=True,
+        gives=(JSON, EVENTS),
         errors=BUSY,
     ),
 )

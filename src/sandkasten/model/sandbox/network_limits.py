@@ -63,10 +63,10 @@ _HIGHEST: Final = {
     "idle_seconds": _MAX_IDLE,
 }
 LIMIT_SCHEMAS: Final = {
-    name: {"type": "integer", "minimum": 1, "maximum": _HIGHEST.get(name, _MOST)}
+    name: {"type": ["integer", "null"], "minimum": 1, "maximum": _HIGHEST.get(name, _MOST)}
     for name in LIMIT_NAMES
 }
-"""The JSON Schema of each limit in a request."""
+"""The JSON Schema of each limit in a request; null is like leaving it out."""
 
 
 LIMIT_EXAMPLES: Final = {

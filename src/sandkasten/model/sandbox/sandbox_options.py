@@ -80,7 +80,7 @@ NETWORK: Final = {
         "inspect": {"type": "boolean"},
         "dry_run": {"type": "boolean"},
         "limits": {
-            "type": "object",
+            "type": ["object", "null"],
             "properties": LIMIT_SCHEMAS,
             "additionalProperties": False,
         },
