@@ -12,12 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 
 from sandkasten import QuotaExceeded, Sandbox, SandkastenError, Workspaces
 from sandkasten.linux.state_layout import read_pid
 from sandkasten.linux.storage import workspace_image
 from tests.acceptance.conftest import POOL_SIZE
+from tests.daemon.process import ask, running
 from tests.patience import PATIENCE_S
 from tests.shared_sandbox_cases import few
 
@@ -173,3 +175,26 @@ def test_space_that_cannot_be_reserved_is_not_promised(small_disk):
     with pytest.raises(QuotaExceeded):
         Workspaces(data_dir=small_disk).create("large", size_mb=500)
     assert Workspaces(data_dir=small_disk).list() == []
+
+
+async def test_a_daemon_that_was_killed_on_a_full_disk_starts_there(small_disk):
+    """It lists, serves and destroys; a create is refused as what it is, every time."""
+    environ = {"SANDKASTEN_DISK_MIN_FREE_MB": "0", "SANDKASTEN_DISK_RESERVE": "none"}
+    async with running(small_disk, environ=environ) as daemon, aiohttp.ClientSession() as http:
+        _, made = await ask(http, "POST", f"{daemon.url}/v1/sessions", {})
+        here = f"/v1/sessions/{made['id']}"
+        fill(small_disk)
+        for _ in range(2):
+            await daemon.kill()
+            fill(small_disk)
+            await daemon.start()
+            status, listed = await ask(http, "GET", f"{daemon.url}/v1/sessions")
+            assert (status, [one["id"] for one in listed]) == (200, [made["id"]])
+        fill(small_disk)
+        body = {"cmd": "echo hello"}
+        status, told = await ask(http, "POST", f"{daemon.url}{here}/exec", body)
+        assert (status, told.get("stdout")) in ((200, "hello\n"), (507, None)), told
+        refused = [await ask(http, "POST", f"{daemon.url}/v1/sessions", {}) for _ in range(15)]
+        codes = [(status, told.get("code"), bool(told.get("hint"))) for status, told in refused]
+        assert codes == [(507, "QUOTA_EXCEEDED", True)] * 15, refused
+        assert (await ask(http, "DELETE", f"{daemon.url}{here}"))[0] in (200, 204)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import time
 
 import pytest
 
+from sandkasten.disk import atomic_file
 from sandkasten.disk.atomic_file import (
     create_file,
     overwriting,
@@ -51,10 +53,17 @@ def test_file_with_the_longest_possible_name_can_be_replaced(tmp_path):
     assert path.read_bytes() == b"new"
 
 
-def test_first_creation_wins(tmp_path):
+def test_first_creation_wins_and_a_later_one_writes_nothing(tmp_path, monkeypatch):
     path = tmp_path / "file"
     assert create_file(path, b"first") is True
     assert create_file(path, b"second") is False
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(atomic_file, "_new_file", full)
+        assert create_file(path, b"third") is False
     assert path.read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["file"]
 

@@ -39,6 +39,24 @@ def test_a_launcher_that_says_nonsense_and_stays_is_an_error(tmp_path: Path) -> 
         launcher.launch(stays, {})
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("kill -9 $$", "it was killed (SIGKILL)"),
+        ("kill -11 $$", "it was killed (SIGSEGV)"),
+        ("exit 3", "status 3"),
+        ("echo broken >&2; exit 0", "status 0: broken"),
+    ],
+)
+def test_a_launcher_that_ends_without_an_answer_is_unavailable(
+    tmp_path: Path, body: str, reason: str
+) -> None:
+    with pytest.raises(BackendUnavailable) as raised:
+        launcher.launch(script(tmp_path, body), {})
+    assert raised.value.message == f"the launcher ended without an answer: {reason}"
+    assert raised.value.hint
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_launcher_that_says_nothing_is_an_error(tmp_path: Path) -> None:
     silent = script(tmp_path, "exec sleep 1000")

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from sandkasten import errors
 from sandkasten.api.response.json_response import as_json
-from sandkasten.disk.os_errors import is_exhausted
+from sandkasten.disk.os_errors import is_exhausted, is_full, no_space
 
 if TYPE_CHECKING:
     from sandkasten.errors import SandkastenError
@@ -140,6 +140,8 @@ def unforeseen(exc: Exception) -> SandkastenError:
     """Return the error for an unexpected exception, without its text, which may hold user data."""
     if isinstance(exc, OSError) and is_exhausted(exc):
         return errors.Busy("the daemon is out of file descriptors or memory", hint="try again")
+    if isinstance(exc, OSError) and is_full(exc):
+        return no_space(f"the daemon could not write: {exc.strerror}")
     return errors.InternalError(
         f"the daemon failed unexpectedly ({type(exc).__name__})",
         hint="search the daemon's log for the id of this request",

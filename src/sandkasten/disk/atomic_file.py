@@ -55,7 +55,9 @@ def write_file(path: Path | str, data: bytes, *, mode: int = 0o600, durable: boo
 
 
 def create_file(path: Path, data: bytes) -> bool:
-    """Create the file, durably; return False if it exists already."""
+    """Create the file, durably; return False if it exists already, also on a full disk."""
+    if os.path.lexists(path):
+        return False
     with _partial_path(path.parent) as temporary:
         with _new_file(temporary, 0o600) as file:
             file.write(data)

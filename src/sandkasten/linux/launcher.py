@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import time
@@ -37,6 +38,7 @@ _IMAGES_FAULT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV
 # What the walk to a host mount meets if a part of the path is not what it was when it was checked.
 _REPLACED = frozenset({*_IMAGES_FAULT, errno.ESTALE, errno.EINVAL})
 _BACKLOG = 128
+_CLOSING_S = 1.0
 
 _REMEDIES: Mapping[str, str] = {
     "cgroup": "give this process write access to its cgroups, or run it as root",
@@ -151,9 +153,13 @@ def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = json.loads(said)
         except ValueError as exc:
-            # Without this, one that says nothing and stays would be waited for.
-            process.kill()
+            # One that has closed its output ends next, and its status tells why.
+            if said.strip() or not _ended(process, _CLOSING_S):
+                # Without this, one that says nothing and stays would be waited for.
+                process.kill()
             told = os.read(process.stderr.fileno(), 500).decode(errors="replace")
+            if not said.strip():
+                raise _silent_end(process, told) from exc
             raise InternalError(f"the launcher returned an invalid answer: {told}") from exc
         return answer
     except subprocess.TimeoutExpired:
@@ -165,6 +171,24 @@ def _answered(process: subprocess.Popen[bytes], plan: bytes) -> dict[str, Any]:
         if not _ended(process, _OUTER_DEADLINE_S):
             process.kill()
         process.wait()
+
+
+def _silent_end(process: subprocess.Popen[bytes], told: str) -> BackendUnavailable:
+    """Return the error for a launcher that ended, or closed its output, without an answer."""
+    status = process.wait()  # it has ended, or was just killed
+    reason = f"it was killed ({_signal_name(-status)})" if status < 0 else f"status {status}"
+    text = f"the launcher ended without an answer: {reason}"
+    return BackendUnavailable(
+        f"{text}: {told.strip()}" if told.strip() else text,
+        hint="try again; if it stays, see whether the kernel's log names it (out of memory)",
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:

@@ -180,6 +180,13 @@ class _Program:
             answer = json.loads(said)
         except ValueError as exc:
             text = complained[:500].decode(errors="replace").strip()
+            if self._child.returncode < 0:
+                raise BackendUnavailable(
+                    f"the program that unpacks layers was killed by signal "
+                    f"{-self._child.returncode}",
+                    hint="try again; if it stays, see whether the kernel's log names it "
+                    "(out of memory)",
+                ) from exc
             raise InternalError(
                 f"the program that unpacks layers ended with {self._child.returncode} "
                 f"without an answer: {text}"
