@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.api.request.request_log import RefusalLines
 from sandkasten.api.response.docs_page import CSP, page
 from sandkasten.api.routes import ports, system
 from sandkasten.client.server.embedded import ServerAddress, settings
@@ -305,6 +306,31 @@ async def test_every_request_has_one_line_in_the_log(engine, caplog):
         _line("WS", "/v1/sessions/{id}/pty", 404, ("key_1", "t1"), "SESSION_NOT_FOUND"),
         _line(None, "none", 400, (None, None), "INVALID_REQUEST"),
     ]
+
+
+async def test_many_requests_without_a_key_have_few_lines(engine, caplog):
+    row = KeyRow("key_1", "t1", "n", SCOPES, 0.0, TenantQuota())
+    keeper = Doorkeeper(clock=SystemClock(), keys=_OneKey(row))  # type: ignore[arg-type]
+    caplog.set_level("INFO", logger="sandkasten.api")
+    async with serving(engine, doorkeeper=keeper) as daemon:
+        for _ in range(60):
+            assert (await daemon.ask("GET", "/v1/sessions")).status == 401
+        key = {"Authorization": "Bearer sk-any"}
+        assert (await daemon.ask("GET", "/v1/sessions", headers=key)).status == 200
+    lines = [r.sandkasten for r in caplog.records if r.getMessage() == "http.request"]
+    assert [one["status"] for one in lines] == [401] * 10 + [200]
+
+
+def test_lines_of_refusals_are_bounded_by_address_and_in_number():
+    now = 0.0
+    lines = RefusalLines(lambda: now)
+    assert [lines.left_out("a") for _ in range(60)] == [0] * 10 + [None] * 50
+    assert lines.left_out("b") == 0
+    now = 61.0
+    assert [lines.left_out("a") for _ in range(2)] == [50, 0]
+    for number in range(5000):
+        lines.left_out(str(number))
+    assert len(lines._windows) == 1024
 
 
 async def test_probes_that_succeed_are_not_logged_by_default(daemon, caplog):

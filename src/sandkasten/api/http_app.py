@@ -34,7 +34,7 @@ from sandkasten.api.request.request_guard import (
     host_name,
     plain_headers,
 )
-from sandkasten.api.request.request_log import log_request
+from sandkasten.api.request.request_log import RefusalLines, log_request
 from sandkasten.api.request.route_matcher import Paths
 from sandkasten.api.request.socket_protocols import ticket_of, with_credentials
 from sandkasten.api.response.json_response import as_json
@@ -81,6 +81,7 @@ class App:
         self._paths = Paths(routes)
         self._rates = Rates()
         self._auditor = Auditor(server)
+        self._refusals = RefusalLines(server.clock.boottime)
         self._at_work = _AtWork()
         self._previews = PreviewApp(server)
 
@@ -309,6 +310,12 @@ class App:
             span.fail(answering.code or "INTERNAL", f"status {status}")
         elif answering.code is not None:
             span.set({"error": answering.code})
+        left_out: int | None = 0
+        if status == 401:
+            client = scope.get("client")
+            left_out = self._refusals.left_out(str(client[0]) if client else "")
+            if left_out is None:
+                return
         log_request(
             method=method,
             route=None if route is None else route.path,
@@ -319,6 +326,7 @@ class App:
             # The anonymous principal belongs to no tenant.
             tenant=None if principal is None else principal.tenant or None,
             code=answering.code,
+            left_out=left_out,
         )
 
     async def _fail(
