@@ -127,7 +127,7 @@ impl Egress {
                     let patience = now + ENDING_PATIENCE;
                     Some(connection.deadline.map_or(patience, |at| at.min(patience)))
                 } else if handshaking {
-                    connection.deadline.or(Some(now + HANDSHAKE_PATIENCE))
+                    Some(connection.deadline.unwrap_or(now + HANDSHAKE_PATIENCE))
                 } else {
                     None
                 };
