@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sandkasten.api.dashboard.browser_logins import Logins
 from sandkasten.api.http_limits import HttpLimits
+from sandkasten.api.request.large_bodies import LargeBodies
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.ports import UNTRACED
 
@@ -55,6 +56,7 @@ class Server:
     files: FileStore | None = None
     previews: Previews | None = None
     logins: Logins = field(default_factory=Logins)
+    large_bodies: LargeBodies = field(default_factory=LargeBodies)
     agents: TenantAgents | None = None
     open_agents: Callable[[], Awaitable[TenantAgents]] | None = None
     """Puts them together when they are first asked for; UnsupportedByBackend says why it cannot."""

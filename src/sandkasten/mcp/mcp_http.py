@@ -7,7 +7,6 @@ latest when its client has sent nothing for IDLE_S.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +15,7 @@ from sandkasten.api.error_responses import problem
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.json_body import parse_object
+from sandkasten.api.request.large_bodies import LargeBodies
 from sandkasten.api.request.request_body import ClientLeft, read_asgi_body
 from sandkasten.api.request.request_guard import check_origin, plain_headers
 from sandkasten.daemon.http.listeners import listening_on_network, network_address
@@ -84,6 +84,7 @@ class _GuardedApp:
         self._sessions = sessions
         self._keeper = keeper
         self._rules = rules
+        self._bodies = LargeBodies()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -113,7 +114,7 @@ class _GuardedApp:
         )
         if raw:
             # The library's parser takes the last one of duplicate keys, and any number of values.
-            await asyncio.to_thread(parse_object, raw)
+            await self._bodies.parse("", lambda: parse_object(raw))
         sent = False
 
         async def repeat() -> Message:

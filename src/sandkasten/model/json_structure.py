@@ -12,6 +12,8 @@ from sandkasten.lazy_dataclass import dataclass
 
 # A slice in which every byte is a quote takes about a millisecond.
 _SLICE: Final = 32 * 1024
+# Counting one mark takes a third of a millisecond; in 16 MB, it would keep the interpreter for 20.
+_COUNTED_AT_ONCE: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,12 @@ class Structure:
     @classmethod
     def at_most(cls, raw: bytes) -> Structure:
         """Count as if no string contained punctuation, in a fraction of the time."""
-        opened = raw.count(b"[") + raw.count(b"{")
-        return cls(raw.count(b",") + opened + 1, raw.count(b":"))
+        values, keys = 1, 0
+        for at in range(0, len(raw), _COUNTED_AT_ONCE):
+            end = at + _COUNTED_AT_ONCE
+            values += sum(raw.count(mark, at, end) for mark in (b"[", b"{", b","))
+            keys += raw.count(b":", at, end)
+        return cls(values, keys)
 
     @classmethod
     def counted(cls, raw: bytes, most: int) -> Structure | None:

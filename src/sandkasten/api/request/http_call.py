@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ValidationError
 
 from sandkasten.api.request.json_body import parse_object
+from sandkasten.api.request.large_bodies import LARGE_BYTES
 from sandkasten.api.request.request_body import LEFT, ClientLeft, read_body, stream_body
 from sandkasten.errors import InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
@@ -68,7 +69,23 @@ class Call:
 
     async def body(self, model: type[M]) -> M:
         raw = await self.raw(self.server.rules.max_json_bytes)
-        return await parsed(model, raw or b"{}")
+        return await self.parsed(model, raw or b"{}")
+
+    async def parsed(self, model: type[M], raw: bytes) -> M:
+        """Return a JSON object as a model; a large one is parsed in a thread.
+
+        A client that leaves while its body waits for others gives up its turn (ClientLeft).
+        """
+
+        def parse() -> M:
+            return checked(model, parse_object(raw))
+
+        if len(raw) <= _PARSED_AT_ONCE:
+            return parse()
+        if len(raw) <= LARGE_BYTES:
+            return await asyncio.to_thread(parse)
+        turns = self.server.large_bodies
+        return await self.while_there(turns.parse(self.principal.tenant, parse))
 
     def query(self, model: type[M]) -> M:
         raw = self.connection.scope["query_string"]
@@ -120,13 +137,6 @@ class Call:
 
     def pieces(self, most: int) -> AsyncIterator[bytes]:
         return stream_body(self.request, most, self.server.rules.upload_timeout_s)
-
-
-async def parsed(model: type[M], raw: bytes) -> M:
-    """Return a JSON object as a model; a large one is parsed in a thread."""
-    if len(raw) <= _PARSED_AT_ONCE:
-        return checked(model, parse_object(raw))
-    return await asyncio.to_thread(lambda: checked(model, parse_object(raw)))
 
 
 def checked(model: type[M], value: dict[str, object]) -> M:

@@ -11,7 +11,6 @@ import asyncio
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sandkasten.api.request.http_call import parsed
 from sandkasten.api.response.streamed_response import Followed
 from sandkasten.compat.e2b.connect_codec import (
     STREAM,
@@ -92,7 +91,7 @@ async def streamed_request(call: Call, model: type[M]) -> M:
     # Before a process is started whose stream the client would then not get.
     _keep_alive_s(call)
     most = call.server.rules.max_json_bytes
-    return await parsed(model, only_message(await call.raw(most), most))
+    return await call.parsed(model, only_message(await call.raw(most), most))
 
 
 def timeout_s(call: Call) -> float | None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
-from sandkasten.api.request.http_call import parsed
 from sandkasten.api.response.json_response import answer
 from sandkasten.compat.e2b.connect_codec import STREAM, Envelopes, end_of_stream, envelope
 from sandkasten.compat.e2b.e2b_messages import (
@@ -129,7 +128,7 @@ class ProcessRoutes:
         found: ExecResult | None = None
         async for piece in _slices(call.pieces(call.server.rules.max_upload_bytes)):
             for raw in reader.feed(piece):
-                message = await parsed(StreamInput, raw)
+                message = await call.parsed(StreamInput, raw)
                 if message.start is not None:
                     found = await self._find(call, the_id, message.start.process)
                 elif message.data is not None:
