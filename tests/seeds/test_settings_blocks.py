@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from sandkasten.daemon.backend_registry import prepare_data_dir
+from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.errors import InvalidConfiguration
+from sandkasten.errors import InvalidConfiguration, PolicyDenied
+from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.seeds.documents import Block, block, run_as
 
 # An engine that is reached without TLS is refused unless the operator says so.
@@ -95,6 +100,27 @@ def test_the_settings_of_the_plan_have_their_values(tmp_path):
     assert settings.policy.ttl_s == 1800
     assert (limits.cpus, limits.memory_bytes, limits.pids) == (1.0, 512 << 20, 256)
     assert limits.max_exec_timeout_s == 120
+
+
+async def test_the_settings_of_the_plan_create_sandboxes(tmp_path):
+    (tmp_path / "sandkasten.yaml").write_text(block("004-5").text)
+    environ = {"SANDKASTEN_IMAGES_PULL": "never"}
+    settings = load({"data_dir": str(tmp_path / "data")}, environ, tmp_path)
+    prepare_data_dir(settings.data_dir)
+    engine = await open_engine(settings)
+    try:
+        for image in (None, *settings.allowed_images):
+            info = await engine.create(CreateRequest(SandboxOptions(image=image)))
+            assert (info.image, info.network) == ("host", "none")
+            said = () if image is None else (f"image {image} resolved to the host image",)
+            assert info.warnings == said
+            assert (await engine.exec(info.id, ExecRequest("echo here"))).stdout == b"here\n"
+            await engine.destroy(info.id)
+        for image in ("host", "python:3.11-slim"):
+            with pytest.raises(PolicyDenied):
+                await engine.create(CreateRequest(SandboxOptions(image=image)))
+    finally:
+        await engine.aclose()
 
 
 def test_the_docker_engine_of_the_containerized_sandbox_is_used(tmp_path):

@@ -125,6 +125,7 @@ async def _workflow(http, seen, model):
     assert {one.parent for one in steps} == {flow.id}
     writer, reader = seen.named("agent.run")
     assert (writer.parent, reader.parent) == (steps[0].id, steps[1].id)
+    assert {one.attributes["span.alias"] for one in (writer, reader)} == {"AgentExecute"}
     assert seen.below(writer) == ["chat scripted", "chat scripted", "sandbox_exec"]
     (tool,) = seen.named("sandbox_exec")
     assert tool.parent == writer.id

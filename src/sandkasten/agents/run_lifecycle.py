@@ -41,6 +41,8 @@ T = TypeVar("T")
 log = logging.getLogger("sandkasten.agents")
 # Destroying is fast unless an engine does not answer; then the sweep removes the sandboxes later.
 CLEAN_S: Final = 30.0
+AGENT_SPAN_ALIAS: Final = "AgentExecute"
+"""The name of an agent's root span for queries that were written for Station."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class RunLifecycle:
         about = {f"{row.kind}.name": row.name, "run.id": row.id, "sandkasten.tenant": row.tenant}
         with self._tracing.span(f"{row.kind}.run", about) as span:
             if row.kind == "agent":
+                span.set({"span.alias": AGENT_SPAN_ALIAS})
                 span.content("agent.task", str(row.input.get("task", "")))
             ended = await self._execute(row, work, timeout_s)
             _trace_end(span, ended)

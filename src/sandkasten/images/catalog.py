@@ -157,9 +157,7 @@ class Images:
         return None
 
     async def _pull_or_fall_back(self, meant: Sequence[str], names: Sequence[str]) -> None:
-        """Pull the image. An alias that cannot be pulled may fall back to the host; a full name
-        may not.
-        """
+        """Pull the image. The host may stand in for one that cannot be pulled."""
         target = meant[-1]
         try:
             # One caller pulls, and the others find the image.
@@ -169,7 +167,7 @@ class Images:
         except UntrustedImage:
             raise
         except (InvalidImage, PolicyDenied, RegistryUnavailable, Unauthorized) as exc:
-            if len(meant) > 1 and self._host.stands_in(meant):
+            if self._host.stands_in(meant):
                 return
             if isinstance(exc, RegistryUnavailable):
                 raise self._host.unreachable(meant, exc.message) from exc

@@ -1,7 +1,8 @@
 """The host image: the machine's own /usr, read-only, as the root of a sandbox.
 
-Serves `host` and the aliases for which this machine has the program, if the allow-list has `host`;
-it never replaces an image requested by its full name. The allow-list is checked first.
+Serves `host`, and the aliases and own images for which this machine has the program, if the
+allow-list has `host` or the own image; it replaces no other image that is requested by its full
+name. The allow-list is checked first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sandkasten.errors import ImageNotFound, PolicyDenied, RegistryUnavailable
 from sandkasten.images.image_names import (
     ALIASES,
     HOST,
+    OWN_IMAGES,
     canonical_name,
     chain,
     checked_name,
@@ -35,6 +37,9 @@ _PROGRAMS = {
     "bash": ("bash", "bash"),
     "shell": ("bash", "bash"),
     "base": ("sh", "dash"),
+    "sandbox-runtime:base": ("sh", "dash"),
+    "sandbox-runtime:python": ("python3", "python3"),
+    "sandbox-runtime:node": ("node", "nodejs"),
 }
 # A hint is one line.
 _SHOWN_NAMES = 8
@@ -118,18 +123,21 @@ class HostImages:
         return tuple(found)
 
     def instead_of(self, meant: Sequence[str]) -> Image:
-        """Return the host image in place of an alias whose target is not available."""
+        """Return the host image in place of an own image, or of an alias whose target is not
+        available.
+        """
         name, target = meant[0], meant[-1]
         if target == HOST:
             return Image(HOST)
-        if len(meant) == 1:
+        own = target in OWN_IMAGES
+        if len(meant) == 1 and not own:
             raise self.missing(meant)
         known = _program_of(meant)
         if known is None:
             raise self.missing(meant)
         if self._strict:
             raise self.missing(meant, ", and images.strict forbids the host image instead")
-        if not self.listed(HOST):
+        if not self.listed(HOST) and not (own and self.listed(target)):
             raise self.missing(meant, ", and allowed_images does not list host")
         program, package = known
         if not self._has(program):
@@ -138,7 +146,8 @@ class HostImages:
                 f", and this machine has no {program} under {self._usr}",
                 f"install {package} on the host (apt-get install {package})",
             )
-        return Image(HOST, warning=f"alias {name} ({target}) resolved to the host image")
+        what = f"alias {name} ({target})" if len(meant) > 1 else f"image {name}"
+        return Image(HOST, warning=f"{what} resolved to the host image")
 
     def missing(self, meant: Sequence[str], why: str = "", *remedies: str) -> ImageNotFound:
         """Return the error for an image that is not there; the hint names what can be used."""

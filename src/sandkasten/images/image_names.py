@@ -27,6 +27,10 @@ ALIASES: dict[str, str] = {
     "shell": "ubuntu:22.04",
     "base": "sandbox-runtime:base",
 }
+OWN_IMAGES = frozenset(f"sandbox-runtime:{one}" for one in ("base", "python", "node"))
+"""Images that the operator builds (`images/`): no registry has them, so the host may stand in for
+them as for an alias.
+"""
 
 
 def canonical_name(name: object) -> str:
