@@ -51,7 +51,8 @@ export interface OneShotOptions
   extends CallOptions,
     Omit<RunBody, "code" | "files" | "stdin" | "stdinB64"> {
   /** Files to write first: paths below the workspace and their contents. */
-  files?: Record<string, string | Uint8Array> | undefined;
+  /** By path: contents, or `{ fileKey }` for a file of the daemon's store. */
+  files?: Record<string, string | Uint8Array | { fileKey: string }> | undefined;
   stdin?: string | Uint8Array | undefined;
   /** Get output as it comes. */
   onStdout?: ((text: string) => void) | undefined;
@@ -291,7 +292,7 @@ export class SandboxClient extends Agents implements AsyncDisposable {
 }
 
 function fileBodies(
-  files: Record<string, string | Uint8Array>,
+  files: Record<string, string | Uint8Array | { fileKey: string }>,
 ): Record<string, string | RunFile> {
   return Object.fromEntries(
     Object.entries(files).map(([path, content]) => [
@@ -299,7 +300,9 @@ function fileBodies(
       // Not renamed on the way: what is below `files` is data.
       typeof content === "string"
         ? content
-        : ({ content_base64: toBase64(content) } as unknown as RunFile),
+        : ((content instanceof Uint8Array
+            ? { content_base64: toBase64(content) }
+            : { file_key: content.fileKey }) as unknown as RunFile),
     ]),
   );
 }

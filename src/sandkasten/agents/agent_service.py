@@ -323,6 +323,7 @@ class AgentService:
         tenant: str = DEFAULT_TENANT,
         session: str,
         quota: TenantQuota | None = None,
+        files: bool = True,
         key_id: str | None = None,
         image: str | None = None,
         runtime: str | None = None,
@@ -335,6 +336,7 @@ class AgentService:
             tenant=tenant,
             key_id=key_id,
             quota=quota,
+            files=files,
             client=True,
             sandbox=AgentSandbox(
                 mode="compute" if name == "sandbox_run" else "code",

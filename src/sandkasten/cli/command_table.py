@@ -284,7 +284,10 @@ def _run(
     file: Annotated[
         list[str],
         typer.Option(
-            "--file", "-f", metavar="LOCAL[:DEST]", help="Upload a file first; repeatable."
+            "--file",
+            "-f",
+            metavar="LOCAL[:DEST]",
+            help="Upload a file first; repeatable. store:KEY[:DEST] takes a stored file.",
         ),
     ] = [],  # noqa: B006  (typer reads it, nothing writes to it)
     artifact: Annotated[

@@ -9,7 +9,12 @@ from sandkasten.client.caller_input import check_keywords, takes
 from sandkasten.client.results import RunResult, run_result_of
 from sandkasten.client.server.daemon_or_embedded import place_of
 from sandkasten.client.server.server_pool import connect
-from sandkasten.model.request_spellings import bytes_of, sandbox_options, timeout_of
+from sandkasten.model.request_spellings import (
+    bytes_of,
+    run_files,
+    sandbox_options,
+    timeout_of,
+)
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxKeywords
 
@@ -17,13 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from os import PathLike
 
+    RunFiles = Mapping[str, str | bytes | Mapping[str, str]] | Sequence[Mapping[str, str]]
+
 
 @takes(SandboxKeywords)
 async def run_async(
     code: str | bytes,
     runtime: str = "python",
     *,
-    files: Mapping[str, str | bytes] | None = None,
+    files: RunFiles | None = None,
     args: Sequence[str] = (),
     stdin: str | bytes | None = None,
     timeout_ms: float | None = None,
@@ -38,9 +45,10 @@ async def run_async(
     """Run a piece of code in a sandbox of its own that is gone afterwards.
 
     `files` are written first, `artifacts` are globs of files to bring back; both relative to
-    the workspace. Code that fails is a result; only what could not be run raises. With
-    `workspace` the run works in the workspace of that name, and what it writes there stays.
-    `pip_packages` and `npm_packages` are installed before; the code needs no network for them.
+    the workspace. A file `{"file_key": key}` comes from the file store of the daemon. Code that
+    fails is a result; only what could not be run raises. With `workspace` the run works in the
+    workspace of that name, and what it writes there stays. `pip_packages` and `npm_packages` are
+    installed before; the code needs no network for them.
     With `url` (or SANDKASTEN_URL) that daemon runs it, otherwise the daemon that serves the data
     directory, otherwise this process.
     """
@@ -50,7 +58,7 @@ async def run_async(
         code=code,
         runtime=runtime,
         args=tuple(args),
-        files=files or {},
+        files=run_files(files),
         stdin=bytes_of(stdin, "stdin"),
         timeout_seconds=timeout_of({"timeout_ms": timeout_ms, "timeout_seconds": timeout_seconds}),
         artifacts=tuple(artifacts),

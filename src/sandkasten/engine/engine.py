@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from sandkasten.engine.lifecycle.tenant_quotas import StoredFiles
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
         Backend,
         Clock,
         EventSink,
+        FileStore,
         HostMounts,
         ImageLibrary,
         ImageSource,
@@ -131,7 +131,7 @@ class Engine:
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
         packages: Provisioner | None = None,
-        stored_files: StoredFiles | None = None,  # counted in the disk quota of their tenant
+        stored_files: FileStore | None = None,  # counted in the disk quota of their tenant
         host_disk: Path | None = None,
         secrets: Secrets | None = None,
         tracing: Tracing = UNTRACED,
@@ -253,7 +253,7 @@ class Engine:
         if interpreters is not None:
             self._pool.interpreters = HeldInterpreters(self._handles, interpreters, events)
         self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)
-        shared = (self._execution, self.files, self._sites, events, tracing)
+        shared = (self._execution, self.files, self._sites, events, tracing, stored_files)
         self._oneshot = OneShot(planner, self._sandboxes, *shared)
         self.preflight = Preflight(planner, self._sandboxes, self._oneshot, self._sites)
         self.bench = BuildSandbox(

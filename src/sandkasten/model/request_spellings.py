@@ -17,6 +17,7 @@ from typing import Any, Final
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.commands.exec_values import ExecRequest, Pty
 from sandkasten.model.numbers import number
+from sandkasten.model.sandbox.oneshot_values import StoredKey
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 
 _OPTIONS: Final = frozenset(one.name for one in fields(SandboxOptions))
@@ -24,6 +25,7 @@ _LISTS: Final = frozenset(one.name for one in fields(SandboxOptions) if one.defa
 
 _COMMAND: Final = frozenset(one.name for one in fields(ExecRequest))
 _MAX_TIMEOUT_MS: Final = 10**10
+_CONTENTS: Final = ("content", "content_base64", "file_key")
 _DOUBLES: Final = (("cmd", "command"), ("cwd", "workdir"))
 
 
@@ -84,6 +86,59 @@ def exec_request(given: Mapping[str, Any]) -> ExecRequest:
     if type(given.get("user")) is int:
         values["user"] = str(given["user"])
     return ExecRequest(**values)
+
+
+def run_files(given: object) -> dict[str, str | bytes | StoredKey]:
+    """Return the files of a run: a mapping of paths to contents, or a list of stored files.
+
+    A content is a string, bytes, or an object with one of `content`, `content_base64` and
+    `file_key`. An entry of a list has `file_key` and, if the file is not to have the last part of
+    the key as its name, `path` (or `destination`).
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return {path: _content(str(path), content) for path, content in given.items()}
+    found: dict[str, str | bytes | StoredKey] = {}
+    for entry in given if isinstance(given, list | tuple) else (None,):
+        key = entry.get("file_key") if isinstance(entry, Mapping) else None
+        if not isinstance(key, str) or entry.keys() - {"file_key", "path", "destination"}:
+            raise InvalidRequest(
+                "files must map paths to contents, or be a list of stored files",
+                hint='give {"in.csv": "a,b"}, or [{"file_key": "data/in.csv", "path": "in.csv"}]',
+                field="files",
+                http_status=422,
+            )
+        path = agreed(entry, "path", "destination") or key.rpartition("/")[2]
+        if path in found:
+            raise InvalidRequest(
+                f"two files have the path {path[:80]}",
+                hint="give each of them another path",
+                field="files",
+                http_status=422,
+            )
+        found[path] = StoredKey(key)
+    return found
+
+
+def _content(path: str, given: object) -> str | bytes | StoredKey:
+    if isinstance(given, str | bytes | StoredKey):
+        return given
+    field = f"files.{path[:80]}"
+    if not isinstance(given, Mapping):
+        return bytes_of(given, field) or b""
+    names = [name for name in _CONTENTS if given.get(name) is not None]
+    if len(names) != 1 or not isinstance(given[names[0]], str):
+        raise InvalidRequest(
+            "a file has exactly one of content, content_base64 and file_key",
+            hint="give one of them, as a string",
+            field=field,
+            http_status=422,
+        )
+    value: str = given[names[0]]
+    if names[0] == "file_key":
+        return StoredKey(value)
+    return value if names[0] == "content" else decoded(value, field)
 
 
 def command_of(given: Mapping[str, Any]) -> str | tuple[str, ...]:

@@ -182,6 +182,7 @@ class TenantAgents(AgentLibrary, Protocol):
         tenant: str,
         session: str,
         quota: TenantQuota | None = None,
+        files: bool = True,
         key_id: str | None = None,
         image: str | None = None,
         runtime: str | None = None,

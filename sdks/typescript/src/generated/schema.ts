@@ -609,6 +609,8 @@ export interface RunFile {
   content?: string | null | undefined;
   /** For bytes that are not UTF-8. */
   contentBase64?: string | null | undefined;
+  /** Of a stored file; requires the scope `files`. */
+  fileKey?: string | null | undefined;
 }
 
 export interface FileEntry {
@@ -1127,8 +1129,8 @@ export interface RunBody {
   /** python, node, bash or sh, or another name for one of them. */
   runtime?: "python" | "node" | "bash" | "sh" | "linux" | "shell" | "python3" | "javascript" | undefined;
   args?: readonly string[] | undefined;
-  /** Paths below the workspace, written before the code runs. */
-  files?: Record<string, string | RunFile> | undefined;
+  /** Paths below the workspace, written before the code runs; or a list of stored files: `fileKey`, and `path` (or `destination`) if it is not the last part of the key. */
+  files?: Record<string, string | RunFile> | readonly Record<string, string>[] | undefined;
   stdin?: string | null | undefined;
   stdinB64?: string | null | undefined;
   timeoutSeconds?: number | null | undefined;

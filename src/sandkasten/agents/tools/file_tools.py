@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.tool_arguments import decoded, encoded
 from sandkasten.agents.tools.tool_schemas import CONTENTS, MOST_ENTRIES, READ_BYTES
-from sandkasten.errors import InvalidRequest, PayloadTooLarge, UnsupportedByBackend
+from sandkasten.errors import InvalidRequest, PayloadTooLarge, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.sandbox.policy import parse_limits
 
@@ -197,3 +197,12 @@ def check_tool_write(
             hint=f"max_files is {max_files}; let a command make the files, or upload an archive",
             limit=max_files,
         )
+
+
+def stored_files_denied() -> PolicyDenied:
+    """Return the error for a run whose key may not use stored files."""
+    return PolicyDenied(
+        "the API key of this run does not allow stored files",
+        hint="work without them, or start the run with a key that has the scope files",
+        scope="files",
+    )

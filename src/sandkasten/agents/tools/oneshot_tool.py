@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.agents.policy_check import network_of
 from sandkasten.agents.tools import tool_answers
-from sandkasten.agents.tools.file_tools import check_tool_write
-from sandkasten.agents.tools.tool_arguments import decoded, encoded
+from sandkasten.agents.tools.file_tools import check_tool_write, stored_files_denied
+from sandkasten.agents.tools.tool_arguments import encoded
 from sandkasten.agents.tools.tool_requests import (
     compute_image,
     runtime_for,
     timeout_for,
 )
-from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.request_spellings import run_files
+from sandkasten.model.sandbox.oneshot_values import RunRequest, StoredKey
 from sandkasten.model.sandbox.policy import parse_limits
 
 if TYPE_CHECKING:
@@ -40,11 +41,18 @@ class OneshotTool:
 
     def _request(self, given: Mapping[str, Any], context: RunContext) -> RunRequest:
         sandbox = context.sandbox
-        files = {path: _content(path, data) for path, data in given.get("files", {}).items()}
+        files = {
+            path: encoded(f"files.{path[:80]}", data) if isinstance(data, str) else data
+            for path, data in run_files(given.get("files")).items()
+        }
+        if not context.files and any(isinstance(one, StoredKey) for one in files.values()):
+            raise stored_files_denied()
         limits = parse_limits(sandbox.options.limits, self._engine.policy.limits)
         for count, data in enumerate(files.values()):
+            # A stored file may have any size, as with sandbox_stage_file.
+            size = 0 if isinstance(data, StoredKey) else len(data)
             check_tool_write(
-                len(data), count, max_bytes=limits.tool_file_bytes, max_files=limits.tool_files
+                size, count, max_bytes=limits.tool_file_bytes, max_files=limits.tool_files
             )
         return RunRequest(
             code=encoded("code", given["code"]),
@@ -65,12 +73,3 @@ class OneshotTool:
             agent_run_id=context.agent_run_id,
             agent=context.installed_agent,
         )
-
-
-def _content(path: str, given: str | Mapping[str, str]) -> bytes:
-    where = f"files.{path[:80]}"
-    if isinstance(given, str):
-        return encoded(where, given)
-    if "content_base64" in given:
-        return decoded(where, given["content_base64"])
-    return encoded(where, given["content"])

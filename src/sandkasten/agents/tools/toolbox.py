@@ -16,12 +16,12 @@ from sandkasten.agents.tools import tool_answers
 from sandkasten.agents.tools.call_sandboxes import CallSandboxes, FinishResult
 from sandkasten.agents.tools.code_tool import CodeTool
 from sandkasten.agents.tools.exec_tools import ExecTools
-from sandkasten.agents.tools.file_tools import FileTools
+from sandkasten.agents.tools.file_tools import FileTools, stored_files_denied
 from sandkasten.agents.tools.oneshot_tool import OneshotTool
 from sandkasten.agents.tools.tool_arguments import checked
 from sandkasten.agents.tools.tool_requests import compute_image, runtime_for, session_image
 from sandkasten.agents.tools.tool_schemas import TOOLS
-from sandkasten.errors import InvalidRequest, NotFound, PolicyDenied, SandkastenError
+from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
 from sandkasten.model.request_spellings import agreed
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -142,11 +142,7 @@ class Toolbox:
     async def _call(self, name: str, arguments: object, context: RunContext) -> Answer:
         given = checked(self._spec(name, context), arguments)
         if name in _OF_THE_STORE and not context.files:
-            raise PolicyDenied(
-                "the API key of this run does not allow stored files",
-                hint="work without them, or start the run with a key that has the scope files",
-                scope="files",
-            )
+            raise stored_files_denied()
         check_sandbox(context.sandbox, self._engine.policy, operator=context.key_id is None)
         if name == "sandbox_run":
             return await self._running.run(given, context)

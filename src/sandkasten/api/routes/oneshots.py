@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field
 
+from sandkasten.api.request.authentication import require
 from sandkasten.api.request.body_models import body_of, given
 from sandkasten.api.request.field_schemas import (
     Base64,
+    FileKey,
     Limits,
     NoNul,
     at_most_one,
@@ -33,9 +35,9 @@ from sandkasten.errors import (
     Busy,
     CommandNotFound,
     Conflict,
+    FileNotFound,
     ImageNotFound,
     InvalidImage,
-    InvalidRequest,
     IsolationRefused,
     PayloadTooLarge,
     QuotaExceeded,
@@ -45,8 +47,13 @@ from sandkasten.errors import (
 from sandkasten.model.field_patterns import GLOB, WORKSPACE_MEMBER, shown_form
 from sandkasten.model.files.globs import MAX_GLOB, MAX_GLOBS
 from sandkasten.model.json_codec import to_json
-from sandkasten.model.request_spellings import decoded, input_of, sandbox_options, timeout_of
-from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten.model.request_spellings import (
+    input_of,
+    run_files,
+    sandbox_options,
+    timeout_of,
+)
+from sandkasten.model.sandbox.oneshot_values import RunRequest, StoredKey
 from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY, SandboxOptions
 
 if TYPE_CHECKING:
@@ -63,12 +70,27 @@ _KEPT_CHUNKS = 16
 
 
 class FileBody(Body):
-    model_config = ConfigDict(json_schema_extra=exactly_one("content", "content_base64"))
+    model_config = ConfigDict(
+        json_schema_extra=exactly_one("content", "content_base64", "file_key")
+    )
 
     content: str | None = None
     content_base64: Base64 | None = Field(None, description="For bytes that are not UTF-8.")
+    file_key: FileKey | None = Field(
+        None, description="Of a stored file; requires the scope `files`."
+    )
 
 
+# A list of objects, and not of a class of ours: what is below `files` is data.
+_STORED_FILES = schema(
+    items={
+        "type": "object",
+        "propertyNames": {"enum": ["file_key", "path", "destination"]},
+        "additionalProperties": {"type": "string", "minLength": 1},
+        "required": ["file_key"],
+    },
+    maxItems=MAX_FILES,
+)
 _Seconds = Annotated[
     float, Field(gt=0, le=10**7, json_schema_extra={"minimum": 0.001, "maximum": 86_400})
 ]
@@ -93,10 +115,13 @@ RunBody = body_of(
     ),
     args=(list[NoNul], Field(default_factory=list)),
     files=(
-        Annotated[dict[str, str | FileBody], _MEMBERS],
+        Annotated[dict[str, str | FileBody], _MEMBERS]
+        | Annotated[list[dict[str, str]], _STORED_FILES],
         Field(
             default_factory=dict,
-            description="Paths below the workspace, written before the code runs.",
+            description="Paths below the workspace, written before the code runs; or a list of "
+            "stored files: `file_key`, and `path` (or `destination`) if it is not the last part "
+            "of the key.",
         ),
     ),
     stdin=(str | None, None),
@@ -147,12 +172,14 @@ class RunAnswer(Answer):
 
 async def run(call: Call) -> Response:
     fields = given(await call.body(RunBody))
-    files = fields.get("files", {})
+    files = run_files(fields.get("files"))
+    if any(isinstance(one, StoredKey) for one in files.values()):
+        require(call.principal, "files")
     request = RunRequest(
         code=fields["code"],
         runtime=fields.get("runtime", "python"),
         args=tuple(fields.get("args", ())),
-        files={path: _content(path, content) for path, content in files.items()},
+        files=files,
         stdin=input_of(fields, "stdin"),
         timeout_seconds=timeout_of(fields),
         artifacts=tuple(fields.get("artifacts", ())),
@@ -202,21 +229,6 @@ def run_fields(result: RunResult) -> dict[str, Any]:
     return fields
 
 
-def _content(path: str, given: str | dict[str, str]) -> str | bytes:
-    if isinstance(given, str):
-        return given
-    field = f"files.{path[:80]}"
-    content, encoded = given.get("content"), given.get("content_base64")
-    if (content is None) == (encoded is None):
-        raise InvalidRequest(
-            "a file has either content or content_base64",
-            hint="give one of them",
-            field=field,
-            http_status=422,
-        )
-    return decoded(encoded, field) if encoded is not None else content or ""
-
-
 ROUTES = (
     Route(
         "POST",
@@ -233,6 +245,7 @@ ROUTES = (
             InvalidImage,
             ImageNotFound,
             CommandNotFound,
+            FileNotFound,
             Conflict,
             PayloadTooLarge,
             QuotaExceeded,

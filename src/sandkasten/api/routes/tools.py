@@ -75,6 +75,7 @@ async def call_tool(call: Call) -> Response:
         tenant=call.principal.tenant,
         session=body.session,
         quota=call.principal.quota,
+        files=call.principal.may("files"),
         key_id=call.principal.key_id,
         image=body.image,
         runtime=body.runtime,

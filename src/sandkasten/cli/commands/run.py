@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sandkasten.client.results import RunResult
     from sandkasten.model.commands.exec_values import Chunk
-    from sandkasten.model.sandbox.oneshot_values import Artifact
+    from sandkasten.model.sandbox.oneshot_values import Artifact, StoredKey
 
 _BY_SUFFIX: Final[Mapping[str, str]] = {
     ".py": "python",
@@ -30,6 +30,10 @@ _BY_SUFFIX: Final[Mapping[str, str]] = {
     ".sh": "bash",
     ".bash": "bash",
 }
+
+
+STORED: Final = "store:"
+"""The prefix of a key of the file store, in place of a local path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,11 @@ def run(state: State, job: Job) -> int:
 
 
 async def _run(
-    state: State, job: Job, program: Program, files: Mapping[str, bytes], stdin: bytes | None
+    state: State,
+    job: Job,
+    program: Program,
+    files: Mapping[str, bytes | StoredKey],
+    stdin: bytes | None,
 ) -> RunResult:
     from sandkasten.client.results import run_result_of
     from sandkasten.client.server.server_pool import connect
@@ -132,7 +140,14 @@ def _arguments(code: str, job: Job) -> tuple[str, ...]:
     return words
 
 
-def _file(word: str) -> tuple[str, bytes]:
+def _file(word: str) -> tuple[str, bytes | StoredKey]:
+    from sandkasten.model.sandbox.oneshot_values import StoredKey
+
+    if word.startswith(STORED):
+        rest = word.removeprefix(STORED)
+        # A key may contain colons; then it needs a DEST.
+        key, _, inside = rest.rpartition(":") if ":" in rest else (rest, "", "")
+        return inside or key.rpartition("/")[2], StoredKey(key)
     local, colon, inside = word.partition(":")
     path = Path(local)
     return (inside if colon and inside else path.name), _bytes_of(path)

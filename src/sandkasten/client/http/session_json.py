@@ -21,7 +21,7 @@ from sandkasten.client.http.json_values import (
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.commands.exec_values import Chunk, ExecResult, Pty
 from sandkasten.model.request_spellings import bytes_of
-from sandkasten.model.sandbox.oneshot_values import RunResult
+from sandkasten.model.sandbox.oneshot_values import RunResult, StoredKey
 from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY
 from sandkasten.model.sandbox.sandbox_values import Info, Process, Stats
 from sandkasten.model.sandbox.usage import Usage
@@ -107,6 +107,8 @@ def _code(code: str | bytes) -> str:
 
 
 def _file(path: str, content: object) -> object:
+    if isinstance(content, StoredKey):
+        return {"file_key": content.key}
     if isinstance(content, str):
         return content
     data = bytes_of(content, str(path)[:80]) or b""

@@ -19,11 +19,13 @@ from sandkasten.engine.oneshot.artifacts import collect_artifacts
 from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, PYTHON, PYTHON_MAIN
 from sandkasten.engine.oneshot.run_events import RunEvents
 from sandkasten.engine.oneshot.run_to_end import RunToEnd
+from sandkasten.engine.storage.stage_publish import verified
 from sandkasten.errors import (
     CommandNotFound,
     InvalidRequest,
     PayloadTooLarge,
     SandkastenError,
+    UnsupportedByBackend,
 )
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.command import checked_command
@@ -34,7 +36,13 @@ from sandkasten.model.files.sandbox_paths import workspace_member
 from sandkasten.model.numbers import number
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.limits import MIB, Limits
-from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest, RunResult, oneshot_timeout
+from sandkasten.model.sandbox.oneshot_values import (
+    Artifact,
+    RunRequest,
+    RunResult,
+    StoredKey,
+    oneshot_timeout,
+)
 from sandkasten.model.sandbox.policy import public_limits
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
@@ -50,7 +58,7 @@ if TYPE_CHECKING:
     from sandkasten.model.commands.exec_values import ChunkReader
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-    from sandkasten.ports import EventSink, Sites, Span, Tracing
+    from sandkasten.ports import EventSink, FileStore, Sites, Span, Tracing
 
 MAX_CODE_BYTES = 10_000_000
 MAX_FILES = 1000
@@ -93,6 +101,8 @@ class _Job:
     kept: bool
     """Whether the workspace outlives the run, so that the code must be removed from it."""
     files: dict[str, bytes]
+    keys: dict[str, str]
+    """Paths of files that come from the store, with their keys."""
     globs: tuple[Glob, ...]
     exec: ExecRequest
 
@@ -107,7 +117,9 @@ class OneShot:
         sites: Sites,
         events: EventSink | None = None,
         tracing: Tracing = UNTRACED,
+        stored: FileStore | None = None,
     ) -> None:
+        self._stored = stored
         self._tracing = tracing
         self._sites = sites
         self._planner = planner
@@ -136,9 +148,11 @@ class OneShot:
         span: Span,
     ) -> RunResult:
         job = _checked(request)
+        stored_bytes = await self._stored_bytes(request.tenant, job)
 
         async def connect(chosen: Chosen) -> tuple[SandboxPlan, RunEvents, Record | None]:
             plan = await self._plan(request, job, chosen)
+            _check_room(stored_bytes, plan)
             told = RunEvents(self._events, request, job.name, job.exec.timeout_seconds, plan)
             span.set(
                 {
@@ -170,6 +184,7 @@ class OneShot:
                 return await self._run_once(plan, job, quota, told, show, span)
             span.set({"sandbox.id": record.id})
             try:
+                await self._stage(record, job)
                 return await self._compute(record, job, plan, told, show, span)
             finally:
                 if job.kept:
@@ -193,6 +208,7 @@ class OneShot:
         async with entries.recorded(plan, quota, self._sandboxes) as (record, granted):
             span.set({"sandbox.id": record.id})
             await self._planner.check_present(granted)
+            job = replace(job, files={**job.files, **await self._contents(record.tenant, job)})
             once = RunToEnd(record, granted, self._execution.to_end, self._tracing)
             return await self._compute(record, job, granted, told, show, span, once)
 
@@ -202,6 +218,45 @@ class OneShot:
         asked = _create_request(request, job)
         plan = partial(self._plan, request, job)
         await self._planner.choice.on_available(asked, plan, trial=True)
+
+    async def _stored_bytes(self, tenant: str, job: _Job) -> int:
+        """Return the size of the stored files. Raise FileNotFound for a key of another tenant."""
+        if not job.keys:
+            return 0
+        store = self._file_store()
+        rows = [await store.get(tenant, key) for key in job.keys.values()]
+        return sum(row.size_bytes for row in rows)
+
+    def _file_store(self) -> FileStore:
+        if self._stored is None:
+            raise UnsupportedByBackend(
+                "no file store is available",
+                hint="pass the content of the file, or run against a daemon",
+            )
+        return self._stored
+
+    async def _stage(self, record: Record, job: _Job) -> None:
+        """Stream stored files into the sandbox: they are never whole in memory."""
+        if not job.keys:
+            return
+        store = self._file_store()
+        with self._tracing.span("sandbox.prepare_files", {"sandbox.id": record.id}) as span:
+            span.set({"sandbox.files": len(job.keys)})
+            for path, key in job.keys.items():
+                async with store.read(record.tenant, key) as (row, pieces):
+                    await self._files.write(record.id, path, verified(row, pieces))
+
+    async def _contents(self, tenant: str, job: _Job) -> dict[str, bytes]:
+        """Return stored files for a backend that gets everything at once."""
+        found: dict[str, bytes] = {}
+        left = MAX_FILES_BYTES - sum(map(len, job.files.values()))
+        for path, key in job.keys.items():
+            async with self._file_store().read(tenant, key) as (row, pieces):
+                left -= row.size_bytes
+                if left < 0:
+                    raise _too_many(len(job.files) + len(job.keys))
+                found[path] = b"".join([piece async for piece in verified(row, pieces)])
+        return found
 
     async def find_image(self, options: SandboxOptions, runtime: str) -> bool:
         """Return whether the image of a run is here; see `Planner.find_image`."""
@@ -366,19 +421,21 @@ def _checked(request: RunRequest) -> _Job:
             hint=f"at most {MAX_CODE_BYTES}; pass data as a file and let the code read it",
             limit=MAX_CODE_BYTES,
         )
-    files = {workspace_member(path): _bytes_of(path, data) for path, data in request.files.items()}
-    if len(files) > MAX_FILES or sum(map(len, files.values())) > MAX_FILES_BYTES:
-        raise PayloadTooLarge(
-            f"{len(files)} files are too many or too large for one run",
-            hint=f"at most {MAX_FILES} files and {MAX_FILES_BYTES} bytes; "
-            "open a sandbox and upload an archive",
-            limit=MAX_FILES,
-        )
+    files: dict[str, bytes] = {}
+    keys: dict[str, str] = {}
+    for path, data in request.files.items():
+        if isinstance(data, StoredKey):
+            keys[workspace_member(path)] = data.key
+        else:
+            files[workspace_member(path)] = _bytes_of(path, data)
+    count = len(files) + len(keys)
+    if count > MAX_FILES or sum(map(len, files.values())) > MAX_FILES_BYTES:
+        raise _too_many(count)
     kept = request.options.workspace_id is not None
     # In a named workspace the plain name may be taken.
     code_name = f".{secrets.token_hex(6)}-{runtime.main}" if kept else runtime.main
     main = f"{WORKSPACE}/{code_name}"
-    if main in files:
+    if main in files or main in keys:
         raise InvalidRequest(
             f"{code_name} is the name of the code file itself",
             hint="rename that file",
@@ -397,9 +454,30 @@ def _checked(request: RunRequest) -> _Job:
         main=code_name,
         kept=kept,
         files=files,
+        keys=keys,
         globs=compile_globs(request.artifacts),
         exec=ExecRequest(command, stdin=request.stdin, timeout_seconds=timeout_s),
     )
+
+
+def _too_many(count: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"{count} files are too many or too large for one run",
+        hint=f"at most {MAX_FILES} files and {MAX_FILES_BYTES} bytes; "
+        "open a sandbox and upload an archive",
+        limit=MAX_FILES,
+    )
+
+
+def _check_room(size: int, plan: SandboxPlan) -> None:
+    """Raise PayloadTooLarge if stored files do not fit into the workspace."""
+    most = plan.spec.limits.workspace_bytes
+    if size > most:
+        raise PayloadTooLarge(
+            f"the stored files of this run have {size} bytes, and its workspace {most}",
+            hint="ask for a larger workspace (limits.workspace_mb), or for fewer files",
+            limit=most,
+        )
 
 
 def _bytes_of(what: str, value: str | bytes) -> bytes:

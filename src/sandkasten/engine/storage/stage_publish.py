@@ -56,7 +56,7 @@ class StagePublish:
             entry = await self._files.write(
                 sandbox_id,
                 destination,
-                _verified(row, pieces),
+                verified(row, pieces),
                 mode=_STAGED_MODE,
                 overwrite=overwrite,
             )
@@ -98,7 +98,7 @@ class StagePublish:
             )
 
 
-async def _verified(row: StoredFile, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def verified(row: StoredFile, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the pieces; raise at the end, so that no file is made, if they differ from what was
     stored.
     """

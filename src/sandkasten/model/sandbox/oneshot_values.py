@@ -23,12 +23,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A file of the tenant's file store, by its key."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunRequest:
     code: str | bytes
     runtime: str = "python"
     """python, node, bash or sh (linux and shell mean bash)."""
     args: tuple[str, ...] = ()
-    files: Mapping[str, str | bytes] = field(default_factory=lambda: MappingProxyType({}))
+    files: Mapping[str, str | bytes | StoredKey] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     """Relative to the workspace, written before the code starts."""
     stdin: bytes | None = None
     timeout_seconds: float | None = None
