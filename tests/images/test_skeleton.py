@@ -34,6 +34,7 @@ def test_the_skeleton_has_every_mount_point(store):
         assert stat.S_ISDIR((made / name).lstat().st_mode), name
     assert stat.S_IMODE((made / "tmp").lstat().st_mode) == 0o1777
     assert os.readlink(made / "work") == "workspace"
+    assert os.readlink(made / "var" / "tmp") == "../tmp"
     assert os.readlink(made / "home" / "user") == "../workspace"
     for name in ("workspace", "home/sandbox"):
         assert ((made / name).stat().st_uid, (made / name).stat().st_gid) == (1000, 1000)

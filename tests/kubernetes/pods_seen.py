@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Volumes of ours with a size, and what every container runtime mounts for a container.
 _OPEN = (
-    "/workspace", "/home/sandbox", "/tmp", "/run/sandkasten/state",
+    "/workspace", "/home/sandbox", "/tmp", "/var/tmp", "/run/sandkasten/state",
     "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/proc",
 )  # fmt: skip
 # Mounted for writing, and root's: no process of a sandbox is root.

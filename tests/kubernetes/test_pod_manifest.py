@@ -214,7 +214,7 @@ def test_limits_become_limits_requests_and_sizes():
 def test_everything_that_is_written_is_a_sized_volume():
     pod = made()
     sized = volumes(pod)
-    for path in ("/workspace", "/home/sandbox", "/tmp", "/dev/shm"):
+    for path in ("/workspace", "/home/sandbox", "/tmp", "/var/tmp", "/dev/shm"):
         assert int(sized[mounts(containers(pod)["sandbox"])[path]]["emptyDir"]["sizeLimit"]) > 0
 
 
