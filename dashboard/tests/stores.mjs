@@ -43,7 +43,7 @@ await onStage(async (page) => {
   await page.getByRole("button", { name: "Create" }).click();
   await page.getByRole("dialog").getByRole("alert").waitFor();
   await page.getByLabel("Name", { exact: true }).fill("project");
-  await page.getByLabel("Size (MB)", { exact: true }).fill("64");
+  await page.getByLabel("Size (MiB)", { exact: true }).fill("64");
   await page.getByRole("button", { name: "Create" }).click();
   await page.getByText("This folder is empty.").waitFor();
   const session = await ask("POST", "/v1/sessions", { workspace_id: "project" });

@@ -85,6 +85,23 @@ def test_a_key_is_printed_once_listed_without_it_and_revoked(run):
     assert "hint: did you mean sessions?" in wrong.err
 
 
+@pytest.mark.root
+def test_audit_log_is_read_on_a_full_disk_without_a_database(full_disk, cli):
+    (full_disk / "fill").unlink()
+    made = cli("key", "create", "--name", "one")
+    assert made.status == 0, made.err
+    for path in full_disk.glob("sandkasten.db*"):
+        path.unlink()
+    with open(full_disk / "fill", "wb", buffering=0) as fill, suppress(OSError):
+        while fill.write(bytes(4096)):
+            pass
+    found = cli("audit", "verify")
+    assert found.status == 0, found.err
+    assert found.out.startswith("ok: 1 record")
+    assert "key.create" in cli("audit", "show").out
+    assert "is full" in cli("key", "ls").err
+
+
 @pytest.mark.promise("P86")
 def test_the_audit_log_is_exported_and_verified(tmp_path, cli):
     for name in ("one", "other"):

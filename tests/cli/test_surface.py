@@ -617,7 +617,7 @@ def test_the_sides_of_a_copy_are_parsed():
 
 def test_numbers_are_formatted_for_people():
     assert [age(n) for n in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h 1m", "1d 1h"]
-    assert [size(n) for n in (None, 5, 2048, 3 << 20)] == ["-", "5 B", "2.0 KB", "3.0 MB"]
+    assert [size(n) for n in (None, 5, 2048, 3 << 20)] == ["-", "5 B", "2.0 KiB", "3.0 MiB"]
     assert [counted(n, "layer") for n in (0, 1, 2)] == ["0 layers", "1 layer", "2 layers"]
     assert [counted(n, "box", "boxes") for n in (1, 2)] == ["1 box", "2 boxes"]
 

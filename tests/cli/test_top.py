@@ -62,7 +62,7 @@ def test_a_screen_is_never_wider_or_higher_than_the_terminal(width, height):
 
 def test_eighty_columns_show_use_and_command():
     lines = screen(_rows(), View(), "top", 80, 24)
-    assert lines[1] == "40 sandboxes, 40 running; 40 commands; cpu 39000%; memory 820.0 MB"
+    assert lines[1] == "40 sandboxes, 40 running; 40 commands; cpu 39000%; memory 820.0 MiB"
     assert lines[2].split() == ["ID", "STATE", "CPU%", "MEM", "DISK", "NET/s", "RUN", "COMMAND"]
     # A processor of 39 seconds in two.
     assert lines[3].split()[:9] == [

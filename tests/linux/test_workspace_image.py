@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from sandkasten.errors import BackendUnavailable
+from sandkasten.errors import BackendUnavailable, QuotaExceeded
 from sandkasten.linux.storage import workspace_image
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_file_system_template_is_created_once(tmp_path: Path) -> None:
@@ -66,3 +64,18 @@ def test_only_a_loop_device_is_ever_shut_down(
     finally:
         os.close(fd)
     assert asked == []
+
+
+def test_space_is_checked_where_none_can_be_reserved(tmp_path: Path) -> None:
+    # tmpfs cannot reserve space for a file.
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as place,
+        pytest.raises(QuotaExceeded, match="of the host's disk are free"),
+    ):
+        workspace_image.make(
+            Path(place) / "volume",
+            8 << 20,
+            templates=Path(place),
+            reserve=True,
+            min_free=1 << 60,
+        )

@@ -174,6 +174,12 @@ def test_a_rule_is_suggested_for_each_host_and_port():
     assert not_public(tried) == ()
 
 
+def test_refused_secret_over_plain_http_is_explained():
+    tried = [NetworkAttempt(1, 0.0, "refused", 80, "secret without TLS", host="a.test")]
+    [refusal] = refusals(tried)
+    assert refusal.hint == "use https: a secret is never sent over plain HTTP"
+
+
 def test_what_no_rule_can_open_is_not_suggested():
     closed = "address that is not public"
     tried = [

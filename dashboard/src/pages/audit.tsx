@@ -35,7 +35,12 @@ export default function Audit({ place }: PageProps): VNode {
       ),
       sort: ({ seq }) => -seq,
     },
-    { title: "Action", cell: ({ action }) => action, sort: ({ action }) => action },
+    {
+      title: "Action",
+      cell: ({ action }) => action,
+      sort: ({ action }) => action,
+      plain: true,
+    },
     {
       title: "Outcome",
       cell: ({ outcome }) => <Badge state={outcome} />,

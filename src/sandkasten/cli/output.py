@@ -241,8 +241,8 @@ def size(amount: int | None) -> str:
     if amount is None:
         return "-"
     figure = float(amount)
-    for unit in ("B", "KB", "MB", "GB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):
         if figure < 1024:
             return f"{figure:.0f} {unit}" if unit == "B" else f"{figure:.1f} {unit}"
         figure /= 1024
-    return f"{figure:.1f} TB"
+    return f"{figure:.1f} TiB"

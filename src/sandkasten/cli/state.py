@@ -101,7 +101,9 @@ def _label_warnings() -> None:
     import logging
 
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(logging.Formatter("warning: %(message)s"))
+        from sandkasten.cli.library_warnings import SentenceFormatter
+
+        logging.lastResort.setFormatter(SentenceFormatter())
 
 
 async def _orderly(work: Coroutine[Any, Any, T], ended: list[int]) -> T:

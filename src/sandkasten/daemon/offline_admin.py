@@ -6,15 +6,16 @@ has it. Changes are audited as through a daemon.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.data_dir_lock import only_daemon
+from sandkasten.daemon.engine_assembly import open_audit
 from sandkasten.daemon.persistent_stores import Books, open_books
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.storage.stage_publish import StagePublish
-from sandkasten.errors import UnsupportedByBackend
+from sandkasten.errors import QuotaExceeded, UnsupportedByBackend
 from sandkasten.model.access.api_keys import MadeKey, make_key, new_row, no_such_key
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.audit_records import AuditRow
@@ -37,12 +38,51 @@ Files: TypeAlias = "Sequence[StoredFile]"
 
 
 @asynccontextmanager
-async def offline_books(settings: Settings) -> AsyncIterator[OfflineBooks]:
+async def offline_books(settings: Settings) -> AsyncIterator[OfflineBooks | OfflineAudit]:
     data_dir = prepare_data_dir(settings.data_dir)
     clock = SystemClock()
+    database = settings.http.db_path or data_dir / "sandkasten.db"
+    new = settings.store.url is None and not database.exists()
     with only_daemon(data_dir):
-        async with open_books(settings, clock, settings.http.db_path) as books:
-            yield OfflineBooks(books, clock)
+        async with AsyncExitStack() as stack:
+            try:
+                opening = open_books(settings, clock, settings.http.db_path)
+                books = await stack.enter_async_context(opening)
+            except QuotaExceeded as exc:
+                audit = open_audit(settings) if new else None
+                if audit is None:
+                    raise
+                stack.push_async_callback(audit.aclose)
+                database.unlink(missing_ok=True)
+                yield OfflineAudit(audit, exc)
+            else:
+                yield OfflineBooks(books, clock)
+
+
+class OfflineAudit:
+    """The audit log alone, which can be read when the disk has no room for a new database."""
+
+    def __init__(self, audit: AuditLog, full: QuotaExceeded) -> None:
+        self._log = audit
+        self._full = full
+
+    @property
+    def keys(self) -> _Keys:
+        raise self._full
+
+    @property
+    def files(self) -> _Files:
+        raise self._full
+
+    async def audited(self, wanted: AuditFilter) -> Sequence[AuditRow]:
+        return await self._log.read(wanted)
+
+    async def audit_verified(self, head: AuditHead | None = None) -> AuditReport:
+        return await self._log.verify([] if head is None else [head])
+
+    @asynccontextmanager
+    async def audit_lines(self) -> AsyncIterator[AsyncIterator[bytes]]:
+        yield self._log.lines()
 
 
 class OfflineBooks:

@@ -51,8 +51,8 @@ def make(target: Path, size: int, *, templates: Path, reserve: bool, min_free: i
     At least `min_free` bytes of the disk stay free. The caller removes what a failure leaves.
     """
     with translated(_ATTEMPT, BackendUnavailable):
-        if not reserve:
-            check_free(templates, min_free, _ATTEMPT)
+        # Also with `reserve`: a file system may have no way to reserve space.
+        check_free(templates, min_free, _ATTEMPT)
         copy_template(template(templates, size), target)
         return reserve and reserve_space(target, min_free)
 

@@ -67,6 +67,9 @@ _INSPECTED: Final = (
     "an inspected host gets only TLS and HTTP on ports 80 and 443; the operator can leave it out "
     "(network.uninspected)"
 )
+# The rule in the record of a request with a secret that was not encrypted.
+_WITHOUT_TLS: Final = "secret without TLS"
+_USE_HTTPS: Final = "use https: a secret is never sent over plain HTTP"
 _DENIED: Final = "a deny rule refuses it; the creator of the sandbox can remove it (network.deny)"
 
 
@@ -450,6 +453,8 @@ def _hint(refused: NetworkAttempt) -> str:
         return _OPERATOR_OPENS
     if refused.rule == _NOT_WEB:
         return _INSPECTED
+    if refused.rule == _WITHOUT_TLS:
+        return _USE_HTTPS
     numeric = refused.host is None and refused.address is not None
     return _BOTH_OPEN if numeric and not is_public(refused.address or "") else _CREATOR_ALLOWS
 
