@@ -16,10 +16,9 @@ LEVELS = {"warning", "error", "exception", "critical"}
 def events():
     for path in (SOURCES / "store").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if (
-                isinstance(node, ast.Call)
-                and ast.unparse(node.func) in {f"log.{level}" for level in LEVELS}
-            ):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+                f"log.{level}" for level in LEVELS
+            }:
                 yield ast.literal_eval(node.args[0])
 
 

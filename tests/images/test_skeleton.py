@@ -12,7 +12,12 @@ import pytest
 from sandkasten.images.archives.archive_import import architecture_of
 from sandkasten.images.layers.image_store import ImageConfig, LayerStore
 from sandkasten.images.layers.overlay import has_program, read_merged
-from sandkasten.images.layers.skeleton import MAX_ACCOUNTS_BYTES, group, passwd
+from sandkasten.images.layers.skeleton import (
+    MAX_ACCOUNTS_BYTES,
+    group,
+    home_is_free,
+    passwd,
+)
 from tests.imagekit import MACHINE, busybox_tar, empty_tar, layer, odd_tar
 
 PASSWD = b"root:x:0:0:root:/root:/bin/bash\n"
@@ -35,8 +40,7 @@ def test_the_skeleton_has_every_mount_point(store):
     assert stat.S_IMODE((made / "tmp").lstat().st_mode) == 0o1777
     assert os.readlink(made / "work") == "workspace"
     assert os.readlink(made / "var" / "tmp") == "../tmp"
-    assert os.readlink(made / "home" / "user") == "../workspace"
-    for name in ("workspace", "home/sandbox"):
+    for name in ("workspace", "home/sandbox", "home/user"):
         assert ((made / name).stat().st_uid, (made / name).stat().st_gid) == (1000, 1000)
     assert (made / "etc").stat().st_uid == 0
     assert (made / "etc" / "hostname").read_text() == "sandbox\n"
@@ -46,6 +50,15 @@ def test_the_skeleton_has_every_mount_point(store):
 def test_an_images_own_home_of_that_name_stays(store):
     made = skeleton(store, layer({"home": None, "home/user": None, "home/user/a": b"1"}))
     assert not os.path.lexists(made / "home" / "user")
+    assert not home_is_free([str(made)])
+
+
+def test_a_link_of_an_older_skeleton_is_no_mount_point(tmp_path, store):
+    made = skeleton(store, layer({"x": b""}))
+    assert home_is_free([str(made)])
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "user").symlink_to("../workspace")
+    assert not home_is_free([str(tmp_path)])
 
 
 @pytest.mark.promise("P52")

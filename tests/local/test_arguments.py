@@ -60,4 +60,9 @@ def test_only_memory_and_the_quota_volume_are_bound_writable() -> None:
     args = bwrap_args(CellSpec(image=Image("host")), BwrapPlatform("/stage", False, ROOT))
     writable = [args[i + 1] for i, a in enumerate(args) if a == "--bind"]
     memory = ["/stage/shm", "/stage/tmp", "/stage/state"]
-    assert writable == [*memory, "/stage/volume/workspace", "/stage/volume/home"]
+    assert writable == [
+        *memory,
+        "/stage/volume/workspace",
+        "/stage/volume/home",
+        "/stage/volume/workspace",
+    ]

@@ -128,3 +128,16 @@ if __name__ == "__main__":
     for one_kind, one_spec in EVERY:
         text = json.dumps(made(one_kind, one_spec), indent=1) + "\n"
         (SNAPSHOTS / f"{one_kind}-{one_spec}.json").write_text(text)
+
+
+@pytest.mark.parametrize("kind", ["runc", "gvisor"])
+def test_the_workspace_is_the_home_of_programs_for_e2b_where_the_image_leaves_it_free(kind: str):
+    for free in (True, False):
+        spec = CellSpec(image=replace(LAYERS, home_is_free=free))
+        sources = {
+            one["destination"]: one["source"] for one in config(spec, ground(kind))["mounts"]
+        }
+        home = sources.get("/home/user")
+        assert (home == sources["/workspace"]) is free
+        assert (home is None) is not free
+        assert ("/home/user" in [one.path for one in places(spec, ground(kind))]) is free

@@ -30,6 +30,7 @@ from sandkasten.images.image_config import machine_architecture
 from sandkasten.images.image_names import HOST, all_aliases, canonical_name, in_full, is_id
 from sandkasten.images.image_sources import Sources
 from sandkasten.images.layers.image_store import LayerStore, StoredImage, not_in_store
+from sandkasten.images.layers.skeleton import home_is_free
 from sandkasten.images.registry.image_reference import parse_reference
 from sandkasten.model.images.known_images import known_image
 from sandkasten.model.images.pull_rules import may_pull
@@ -213,9 +214,10 @@ class Images:
         return Image(
             name=name if name == image.id else canonical_name(name),
             kind="layers",
-            layers=self.store.trees(image),
+            layers=(trees := self.store.trees(image)),
             id=image.id,
             env=image.config.env,
+            home_is_free=home_is_free(trees),
         )
 
     def _check_trust(self, name: str, image: StoredImage) -> None:

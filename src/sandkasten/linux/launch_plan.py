@@ -15,6 +15,7 @@ from sandkasten.errors import BackendUnavailable, InvalidImage, UnsupportedByBac
 from sandkasten.linux.host_requirements import loop_usable
 from sandkasten.linux.storage import workspace_image
 from sandkasten.model.sandbox.cell_spec import (
+    E2B_HOME,
     TMP,
     WORKSPACE,
     CellSpec,
@@ -79,6 +80,8 @@ def root_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object] |
         _place("/proc", 0o555), _place("/dev"), _place(TMP, 0o1777), _place("/run"),
         _place(WORKSPACE), _place(home(spec), 0o700 if spec.profile == "dev" else 0o755),
     ]  # fmt: skip
+    if spec.image.home_is_free:
+        places.append(_place(E2B_HOME))
     if not spec.network.closed:
         places.append(_place(RESOLV, 0o644, directory=False))
     places += [_place(m.target, directory=os.path.isdir(m.path)) for m in spec.mounts]

@@ -165,7 +165,7 @@ def _host_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
         "--bind", f"{platform.stage}/volume/workspace", WORKSPACE,
         "--bind", f"{platform.stage}/volume/home", HOME,
         "--symlink", WORKSPACE.removeprefix("/"), "/work",
-        "--symlink", f"..{WORKSPACE}", E2B_HOME,
+        "--bind", f"{platform.stage}/volume/workspace", E2B_HOME,
         "--perms", "0755", "--dir", "/var",
         "--symlink", "../tmp", "/var/tmp",  # noqa: S108
         "--symlink", "../run", "/var/run",
@@ -181,6 +181,8 @@ def _image_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
         *_runner_place(platform),
         "--bind", f"{platform.stage}/volume/workspace", WORKSPACE,
     ]  # fmt: skip
+    if spec.image.home_is_free:
+        args += ["--bind", f"{platform.stage}/volume/workspace", E2B_HOME]
     if not spec.network.closed:
         args += ["--ro-bind", f"{platform.stage}/resolv.conf", RESOLV]
     if spec.profile == "dev":

@@ -15,6 +15,7 @@ from sandkasten.linux.confinement import capabilities
 from sandkasten.linux.confinement.id_ranges import COUNT
 from sandkasten.linux.launch_plan import RESOLV, mount_name
 from sandkasten.model.sandbox.cell_spec import (
+    E2B_HOME,
     HOME,
     RUNNER_ID,
     TMP,
@@ -119,6 +120,8 @@ def places(spec: CellSpec, platform: OciPlatform) -> list[MountPoint]:
     if platform.kind == "gvisor":
         found.append(MountPoint(SOCKET_DIR))
     found.append(MountPoint(WORKSPACE))
+    if spec.image.home_is_free:
+        found.append(MountPoint(E2B_HOME))
     found.append(MountPoint(home(spec), 0o700) if spec.profile == "dev" else MountPoint(HOME))
     if spec.image.kind == "layers" and not spec.network.closed:
         found.append(MountPoint(RESOLV, 0o644, directory=False))
@@ -212,6 +215,8 @@ def _mounts(spec: CellSpec, platform: OciPlatform) -> list[dict[str, object]]:
         _bind(f"{stage}/runner", f"{RUNNER_DIR}/runner"),
         _bind(f"{stage}/volume/workspace", WORKSPACE, "rw"),
     ]  # fmt: skip
+    if spec.image.home_is_free:
+        found.append(_bind(f"{stage}/volume/workspace", E2B_HOME, "rw"))
     if spec.profile != "dev":
         found.append(_bind(f"{stage}/volume/home", HOME, "rw"))
     if platform.kind == "gvisor":

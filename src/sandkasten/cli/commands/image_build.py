@@ -113,9 +113,11 @@ def _build(
     if debian is not None and file is not None:
         raise typer.BadParameter("pass either -f FILE or --debian SUITE")
     known = None if target is None else known_image(target)
+    steps: list[dict[str, object]] = []
     if debian is None and file is None and known is not None and not Path(known).is_dir():
         image = KNOWN_IMAGES[known]
         debian, include, pip = image.suite, [*image.packages, *include], [*image.pip, *pip]
+        steps = [{"run": command} for command in image.commands]
     if debian is None and (include or pip or mirror is not None or variant != "minbase"):
         raise typer.BadParameter("--include, --pip, --variant and --mirror go with --debian")
     if debian is None and not (file or "").endswith(_RECIPES):
@@ -138,7 +140,9 @@ def _build(
     assert debian is not None
     packages = [one.strip() for words in include for one in words.split(",") if one.strip()]
     state = state_of(context, json=json)
-    go(bootstrapped(state, name, debian, packages, pip, variant, mirror, refresh=refresh))
+    if pip:
+        steps.append({"pip": pip})
+    go(bootstrapped(state, name, debian, packages, steps, variant, mirror, refresh=refresh))
 
 
 async def pulled(state: State, name: str, platform: str | None) -> None:
@@ -154,7 +158,7 @@ async def bootstrapped(
     name: str,
     suite: str,
     include: list[str],
-    pip: list[str],
+    steps: list[dict[str, object]],
     variant: str,
     mirror: str | None,
     *,
@@ -164,7 +168,7 @@ async def bootstrapped(
 
     with last_line(quiet=state.json) as progress:
         built = await images_here(state).build_debian(
-            f"{name}-debian" if pip else name,
+            f"{name}-debian" if steps else name,
             suite,
             include=include,
             variant=variant,
@@ -172,20 +176,20 @@ async def bootstrapped(
             refresh=refresh,
             progress=progress,
         )
-    if pip:
-        built = await _with_packages(state, f"{name}-debian", name, pip, refresh=refresh)
+    if steps:
+        built = await _with_steps(state, f"{name}-debian", name, steps, refresh=refresh)
     tell_built(state, built)
 
 
-async def _with_packages(
-    state: State, base: str, name: str, pip: list[str], *, refresh: bool
+async def _with_steps(
+    state: State, base: str, name: str, steps: list[dict[str, object]], *, refresh: bool
 ) -> BuiltImage:
-    """Build an image of another one and Python packages, which this machine fetches."""
+    """Build an image of another one. This machine fetches Python packages."""
     from sandkasten.cli.commands.images import images_here
 
     with TemporaryDirectory(prefix="sandkasten-build-") as directory:
         file = Path(directory) / "recipe.json"
-        file.write_text(json_of({"base": base, "steps": [{"pip": pip}]}))
+        file.write_text(json_of({"base": base, "steps": steps}))
         return await images_here(state).build_steps(
             name, file, refresh=refresh, progress=None if state.json else show_step
         )

@@ -18,7 +18,6 @@ from sandkasten.model.sandbox.cell_spec import (
     RUNNER_ID,
     USER_ID,
     USER_NAME,
-    WORKSPACE,
 )
 
 if TYPE_CHECKING:
@@ -49,9 +48,8 @@ def make_skeleton(target: Path, trees: Sequence[str]) -> None:
         (target / link).symlink_to(to)
         _own(target / link, mine=True)
     if not any(_has_own(Path(tree), E2B_HOME) for tree in trees):
-        home = target / E2B_HOME.removeprefix("/")
-        home.symlink_to(f"..{WORKSPACE}")
-        _own(home, mine=True)
+        # The workspace is mounted there too: a link would show in every resolved path.
+        _directory(target / E2B_HOME.removeprefix("/"), mine=False)
     shell = "/bin/bash" if has_program(trees, "/bin/bash") else "/bin/sh"
     for name, content in {
         **_FILES,
@@ -62,6 +60,15 @@ def make_skeleton(target: Path, trees: Sequence[str]) -> None:
         path.write_bytes(content)
         path.chmod(0o644)
         _own(path, mine=True)
+
+
+def home_is_free(trees: Sequence[str]) -> bool:
+    """Return whether the skeleton, the last of the trees, has the mount point at /home/user.
+
+    Skeletons of older versions have a link to the workspace there.
+    """
+    home = Path(trees[-1]) / E2B_HOME.removeprefix("/")
+    return home.is_dir() and not home.is_symlink()
 
 
 def _has_own(tree: Path, path: str) -> bool:

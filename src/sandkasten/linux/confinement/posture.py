@@ -24,7 +24,7 @@ _FORBIDDEN_TYPES = frozenset({"sysfs", "cgroup", "cgroup2", "debugfs", "tracefs"
 # bwrap's own device nodes are bind mounts of these; they cannot be nodev.
 _DEVICE_PREFIX = "/dev/"
 _WRITABLE = (
-    "/workspace", "/home/sandbox", "/tmp", "/proc",  # noqa: S108
+    "/workspace", "/home/sandbox", "/home/user", "/tmp", "/proc",  # noqa: S108
     "/run/sandkasten", "/run/sandkasten/state",
 )  # fmt: skip
 

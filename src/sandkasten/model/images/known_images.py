@@ -16,7 +16,15 @@ class KnownImage:
     packages: tuple[str, ...]
     """Packages of Debian."""
     pip: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    """Run as root when the packages are installed."""
 
+
+# The account of E2B's images has another name than ours. Its home is the workspace, so the image
+# has no directory for it.
+_E2B_USER: Final = (
+    "usermod --login user --home /home/user sandbox && groupmod --new-name user sandbox",
+)
 
 _BASE: Final = ("bash", "coreutils", "procps", "ca-certificates")
 _PIP: Final = ("python3", "python3-pip", "python3-venv")
@@ -33,13 +41,14 @@ _SCIENCE: Final = tuple(
 KNOWN_IMAGES: Final[dict[str, KnownImage]] = {
     "datascience": KnownImage("bookworm", (*_TOOLS, *_SCIENCE)),
     # These two have the names of E2B's templates, and what programs for these expect.
-    "base": KnownImage("bookworm", (*_TOOLS, *_NODE, "build-essential")),
+    "base": KnownImage("bookworm", (*_TOOLS, *_NODE, "build-essential"), commands=_E2B_USER),
     # Kernels for R (r-cran-irkernel), JavaScript and TypeScript (deno). Later versions of deno have
     # a kernel that does not tell a syntax error.
     "code-interpreter-v1": KnownImage(
         "bookworm",
         (*_TOOLS, *_SCIENCE, *_NODE, "build-essential", "sudo", "jq", "r-cran-irkernel"),
         ("deno==2.7.14",),
+        _E2B_USER,
     ),
     # What the Dockerfiles in images/ install.
     "sandbox-runtime:base": KnownImage("bookworm", _BASE),

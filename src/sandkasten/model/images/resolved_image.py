@@ -32,6 +32,9 @@ class Image:
     """`sha256:…`: the same content has the same id; empty for the host image. Of an image that
     only the backend has, it is the backend's own."""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    home_is_free: bool = False
+    """Whether /home/user, the home of programs for E2B, is ours to mount: of `layers`, the skeleton
+    has an empty directory there, because the image has nothing of that name."""
     warning: str = ""
     """Said to the caller when the name asked for was answered by something else."""
 
