@@ -55,6 +55,11 @@ class E2b:
                 async with self.daemon.http.post(url, data=data, headers=sent) as found:
                     return found.status, await found.read()
 
+    async def send_get(self, box: str, path: str) -> tuple[int, bytes]:
+        sent = {"E2b-Sandbox-Id": box, "X-Access-Token": TOKENS.token(box)}
+        async with self.daemon.http.get(f"{self.daemon.url}/e2b{path}", headers=sent) as found:
+            return found.status, await found.read()
+
     async def upload(self, box: str, path: str, *parts: tuple[str, str | None]) -> Any:
         """Send a form, with the names of files as the SDKs write them."""
         data = b""

@@ -7,12 +7,14 @@ import base64
 import gzip
 import json
 import logging
+import re
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandkasten.api.error_responses import status_of
 from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.compat.e2b import file_routes, file_watchers, process_routes
 from sandkasten.compat.e2b.connect_codec import STREAM, envelope
@@ -22,11 +24,13 @@ from sandkasten.compat.e2b.envd_tokens import SignedPath
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.storage import sandbox_files
 from sandkasten.errors import StoreUnusable
+from sandkasten.model.access.api_keys import e2b_spelling
 from sandkasten.model.access.preview_links import SandboxPreviews
 from sandkasten.model.files.file_entries import Change
 from sandkasten.model.ids import sandbox_id
+from sandkasten.model.sandbox.network_policy import default_network
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
-from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten.model.sandbox.sandbox_values import CreateRequest, UpdateRequest
 from sandkasten.store.preview_directory import PreviewDirectory
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, booked
@@ -395,20 +399,12 @@ async def test_commands_run_under_a_ceiling_of_kept_output(e2b, monkeypatch):
     assert told[-2]["event"]["end"]["exitCode"] == 0
 
 
-async def test_a_refused_pause_or_resume_changes_nothing(e2b, monkeypatch):
+async def test_a_refused_pause_changes_nothing(e2b):
     box = await e2b.create(timeout=100)
     before = (await e2b.ask("GET", f"/sandboxes/{box}"))[1]["endAt"]
     # This backend cannot pause.
     assert (await e2b.ask("POST", f"/sandboxes/{box}/pause"))[0] == 422
     assert (await e2b.ask("GET", f"/sandboxes/{box}"))[1]["endAt"] == before
-    engine = e2b.daemon.server.engine
-    resumed: list[object] = []
-    paused = replace(await engine.get(box), status="paused")
-    monkeypatch.setattr(engine, "get", lambda _: asyncio.sleep(0, paused))
-    monkeypatch.setattr(engine, "resume", resumed.append)
-    for verb in ("connect", "resume"):
-        refused = await e2b.ask("POST", f"/sandboxes/{box}/{verb}", {"timeout": 10**8})
-        assert (refused[0], resumed) == (400, [])
 
 
 async def test_forms_have_one_file_or_several_with_their_paths(e2b):
@@ -475,8 +471,96 @@ async def test_connecting_never_shortens_the_time_that_is_left(e2b):
     assert await ends() == before
     assert (await e2b.ask("POST", f"/sandboxes/{box}/timeout", {"timeout": 5}))[0] == 204
     assert await ends() < before
-    status, told = await e2b.ask("POST", f"/sandboxes/{box}/timeout", {"timeout": 10**7})
-    assert (status, "session_max_lifetime_seconds" in told["message"]) == (400, True)
+
+
+async def test_a_timeout_beyond_the_operators_maximum_is_shortened_and_said(e2b):
+    most = e2b.daemon.server.engine.policy.lifetime_s
+    asked = {"timeout": 10**7}
+
+    async def answered(path: str, body: dict[str, object]) -> tuple[int, str | None]:
+        url, headers = f"{e2b.daemon.url}/e2b{path}", {"X-API-KEY": e2b.key}
+        async with e2b.daemon.http.post(url, json=body, headers=headers) as found:
+            return found.status, found.headers.get("X-Sandkasten-Notice")
+
+    status, notice = await answered("/sandboxes", {"templateID": "base", **asked})
+    assert (status, notice) == (
+        201, f"timeout is {most:.0f} s; session_max_lifetime_seconds permits no more",
+    )  # fmt: skip
+    [box] = (await e2b.ask("GET", "/sandboxes"))[1]
+    info = await e2b.daemon.server.engine.get(sandbox_id(box["sandboxID"]))
+    assert (info.lifetime_s, info.idle_timeout_s) == (most, most)
+    for path, expected in (("timeout", 204), ("connect", 200)):
+        status, notice = await answered(f"/sandboxes/{info.id}/{path}", asked)
+        assert (status, "session_max_lifetime_seconds" in (notice or "")) == (expected, True)
+        assert await answered(f"/sandboxes/{info.id}/{path}", {"timeout": 5}) == (expected, None)
+
+
+async def test_an_alias_of_a_template_exists_if_create_accepts_it(e2b):
+    for name in ("base", "code-interpreter-v1"):
+        found = await e2b.ask("GET", f"/templates/aliases/{name}")
+        assert found == (200, {"templateID": name, "public": True})
+    for name in ("none", "team/none:v1", "Not%20A%20Name"):
+        status, told = await e2b.ask("GET", f"/templates/aliases/{name}")
+        assert (status, set(told)) == (404, {"code", "message"}), name
+    # Building one is another matter, and a 404 would mean that a sandbox does not exist.
+    assert (await e2b.ask("POST", "/v3/templates", {}))[0] == 400
+
+
+async def test_a_key_has_a_spelling_that_clients_of_e2b_accept(e2b):
+    other = await another(e2b)
+    spelled = e2b_spelling(other.key)
+    assert re.fullmatch("e2b_[0-9a-f]+", spelled)
+    assert await E2b(e2b.daemon, spelled).ask("GET", "/v2/sandboxes") == (200, [])
+    for wrong in (spelled[:-2], spelled + "g", "e2b_", "e2b_ff", e2b_spelling(spelled)):
+        assert (await E2b(e2b.daemon, wrong).ask("GET", "/v2/sandboxes"))[0] == 401, wrong
+    # Only clients of E2B need it.
+    url, headers = f"{e2b.daemon.url}/v1/sessions", {"Authorization": f"Bearer {spelled}"}
+    async with e2b.daemon.http.get(url, headers=headers) as found:
+        assert found.status == 401
+
+
+@pytest.mark.parametrize("default", [True, False])
+async def test_a_network_without_rules_is_that_of_a_new_sandbox(e2b, monkeypatch, default):
+    box, engine = await e2b.create(), e2b.daemon.server.engine
+    seen: list[object] = []
+
+    async def update(the_id: str, request: UpdateRequest, quota: object) -> None:
+        seen.append(request.network)
+
+    monkeypatch.setattr(engine, "update", update)
+    monkeypatch.setattr(engine, "policy", replace(engine.policy, network_default=default))
+    assert (await e2b.ask("PUT", f"/sandboxes/{box}/network", {}))[0] == 204
+    assert (await e2b.ask("PUT", f"/sandboxes/{box}/network", {"denyOut": ["0.0.0.0/0"]}))[0] == 204
+    opened = default_network(engine.policy.network, operator=True).public()
+    assert seen == [opened if default else "none", "none"]
+
+
+async def test_ids_fit_into_host_names_of_a_domain_by_any_address(tmp_path):
+    async with (
+        engine_at(tmp_path) as engine,
+        open_e2b(b"k" * 32, {}, "sandbox.example.com") as routes,
+        serving(engine, more=routes) as daemon,
+    ):
+        e2b = E2b(daemon)
+        status, made = await e2b.ask("POST", "/sandboxes", {"templateID": "base"})
+        assert (status, made["domain"]) == (201, "sandbox.example.com")
+        assert re.fullmatch("sbx-[0-9a-f]{16}", made["sandboxID"])
+        [listed] = (await e2b.ask("GET", "/sandboxes"))[1]
+        assert listed["sandboxID"] == made["sandboxID"]
+        assert (await e2b.ask("GET", f"/sandboxes/{made['sandboxID']}"))[0] == 200
+
+
+async def test_an_address_without_a_sandbox_has_the_status_of_e2b_below_its_domain(tmp_path):
+    domain = "sandbox.example.com"
+    ports = await PreviewDirectory.open(tmp_path / "previews")
+    previews = Previews(PreviewRules(domain), ports, SystemClock())
+    assert status_of(previews.unknown(f"8000-{ABSENT}.{domain}")) == 404
+    async with (
+        engine_at(tmp_path) as engine,
+        open_e2b(b"k" * 32, {}, domain, engine=engine, previews=previews),
+    ):
+        assert status_of(previews.unknown(f"8000-{ABSENT}.{domain}")) == 502
+        assert status_of(previews.unknown(f"8000-{ABSENT}.localhost")) == 404
 
 
 async def test_without_keys_on_loopback_any_key_is_accepted(tmp_path):

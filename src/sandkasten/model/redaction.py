@@ -20,11 +20,11 @@ _SECRETS: Final = lazy_pattern.compile(
     # A private key, also one that is cut off.
     r"(?P<pem>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.{0,8192}?(?:-----END [A-Z ]{0,40}-----|\Z))"
     # Tokens with a form of their own: JWT, ours, OpenAI, Anthropic, GitHub, GitLab, Slack, AWS,
-    # Google, npm, PyPI, Hugging Face, Stripe.
+    # Google, npm, PyPI, Hugging Face, E2B, Stripe.
     r"|(?P<token>\beyJ[\w-]{8,512}\.[\w-]{4,4096}\.[\w-]{0,4096}"
     r"|\b(?:sk|pk|rk)[-_][\w-]{16,256}|\bgh[pousr]_\w{20,255}|\bgithub_pat_\w{20,255}"
     r"|\bglpat-[\w-]{16,255}|\bxox[abeoprs]-[\w-]{10,255}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
-    r"|\bAIza[\w-]{30,60}|\bnpm_\w{30,60}|\bpypi-[\w-]{50,255}|\bhf_\w{20,60})"
+    r"|\bAIza[\w-]{30,60}|\bnpm_\w{30,60}|\bpypi-[\w-]{50,255}|\bhf_\w{20,60}|\be2b_\w{20,512})"
     r"|(?P<scheme>\b(?:bearer|basic)\s+)[\w.~+/=-]{8,4096}"
     r"|(?P<url>\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@]{0,128}:)[^\s/@]{1,256}(?=@)"
     r"|(?P<name>(?:passw(?:or)?d|secret|token|api[_-]?key|access[_-]?key|private[_-]?key"
@@ -40,7 +40,19 @@ _SECRETS: Final = lazy_pattern.compile(
 _SIGNS: Final = (
     *("private key", "eyj", "sk-", "sk_", "pk-", "pk_", "rk-", "rk_", "ghp_", "gho_", "ghu_"),
     *("ghs_", "ghr_", "github_pat_", "glpat-", "xox", "akia", "asia", "aiza", "npm_", "pypi-"),
-    *("hf_", "bearer", "basic", "://", "passw", "secret", "token", "key", "credential", "auth"),
+    *(
+        "hf_",
+        "e2b_",
+        "bearer",
+        "basic",
+        "://",
+        "passw",
+        "secret",
+        "token",
+        "key",
+        "credential",
+        "auth",
+    ),
 )
 
 

@@ -123,10 +123,18 @@ class Previews:
         """Whether a token in `TRAFFIC_HEADER` opens the ports of a sandbox; None: none does."""
         self.resume: Callable[[SandboxId], Awaitable[None]] | None = None
         """Resumes a paused sandbox that requests resume; None: none does."""
+        self.gone_status: int | None = None
+        """The status of an address of the domain that belongs to no sandbox; None: 404."""
         self._domains = (LOCAL_DOMAIN, *([rules.domain] if rules.domain else []))
 
     def domain_of(self, name: str) -> str | None:
         return domain_of(name, self._domains)
+
+    def unknown(self, name: str) -> SessionNotFound:
+        """Return the error for a host name that belongs to no sandbox of the client."""
+        if self.gone_status is None or self.domain_of(name) != self.rules.domain:
+            return unknown_preview()
+        return unknown_preview(http_status=self.gone_status)
 
     # ---- links
 
@@ -306,10 +314,11 @@ def preview_target(name: str, domain: str) -> PreviewTarget:
     return target
 
 
-def unknown_preview() -> SessionNotFound:
+def unknown_preview(**details: int) -> SessionNotFound:
     return SessionNotFound(
         "no sandbox has this address",
         hint="it may have ended; sandkasten ls lists sandboxes, sandkasten url ID PORT makes links",
+        **details,
     )
 
 

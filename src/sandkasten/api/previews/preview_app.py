@@ -113,7 +113,7 @@ class PreviewApp:
         except ClientLeft:
             return
         except SandkastenError as exc:
-            error = unknown_preview() if isinstance(exc, SessionNotFound) else exc
+            error = self._unknown(name) if isinstance(exc, SessionNotFound) else exc
             await _fail(error, connection, answer, receive)
         except asyncio.CancelledError:
             if held is None or held.lost is None:
@@ -131,6 +131,10 @@ class PreviewApp:
             if held is not None:
                 held.end()
             self._note(method, connection, answer, time.perf_counter() - began, request_id, error)
+
+    def _unknown(self, name: str) -> SessionNotFound:
+        previews = self._server.previews
+        return unknown_preview() if previews is None else previews.unknown(name)
 
     async def _entry(
         self, name: str, method: str, scope: Scope, headers: Mapping[str, str]

@@ -21,7 +21,6 @@ from sandkasten.compat.e2b.connect_codec import told
 from sandkasten.compat.e2b.e2b_dialect import is_gone
 from sandkasten.compat.e2b.e2b_messages import Execute, NewContext
 from sandkasten.compat.e2b.envd_access import kept_alive
-from sandkasten.compat.e2b.sandbox_places import real_path
 from sandkasten.errors import InvalidRequest, SandkastenError
 from sandkasten.model.commands.code_values import (
     CodeDisplay,
@@ -85,7 +84,8 @@ class CodeInterpreterRoutes:
             # The client has a timeout of its own, and leaves then.
             limits.max_exec_timeout_s,
         )
-        lines = _lines(call, the_id, request)
+        account = await self._access.accounts.of(call.engine, the_id)
+        lines = _lines(call, the_id, request, account.directory(None))
         # What is refused is refused with a status, and not in the middle of a stream.
         first = asyncio.ensure_future(anext(lines, None))
         try:
@@ -125,7 +125,8 @@ class CodeInterpreterRoutes:
         body = await call.body(NewContext)
         cwd = body.cwd or E2B_HOME
         language = (body.language or "python").strip()
-        request = ContextRequest(language, real_path(cwd))
+        account = await self._access.accounts.of(call.engine, the_id)
+        request = ContextRequest(language, account.directory(cwd), account.environment(""))
         made = await call.while_there(call.engine.code.create(the_id, request))
         self._directories[made.id] = cwd
         while len(self._directories) > _MAX_KNOWN:
@@ -156,9 +157,12 @@ async def _encoded(lines: AsyncIterator[Line]) -> AsyncIterator[bytes]:
             yield json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-async def _lines(call: Call, the_id: SandboxId, request: CodeRequest) -> AsyncIterator[Line]:
-    """Yield the messages of one call."""
-    async with aclosing(run_shown(call.engine, the_id, request)) as items:  # type: ignore[type-var]
+async def _lines(
+    call: Call, the_id: SandboxId, request: CodeRequest, home: str | None
+) -> AsyncIterator[Line]:
+    """Yield the messages of one call. A default context that it starts is in `home`."""
+    shown = run_shown(call.engine, the_id, request, home)
+    async with aclosing(shown) as items:  # type: ignore[type-var]
         async for item in items:
             for line in _told(item, call.server.clock.now()):
                 yield line

@@ -89,6 +89,8 @@ async def open_e2b(
         if previews is not None and engine is not None:
             previews.is_traffic_token = tokens.is_valid_for_traffic
             previews.resume = partial(pauses.admit, engine, clock)
+            # Clients of E2B tell a sandbox that has ended by this status.
+            previews.gone_status = 502 if domain is not None else None
         async with _routes(tokens, sandboxes, pauses) as routes:
             yield routes
 
@@ -133,6 +135,7 @@ def _control(routes: SandboxRoutes) -> list[Route]:
         _key("POST", f"{one}/refreshes", routes.refresh, "session.update"),
         _key("GET", f"{one}/metrics", routes.metrics),
         _key("PUT", f"{one}/network", routes.change_network, "session.update"),
+        _key("GET", "/templates/aliases/{alias:path}", routes.template_alias),
     ]
 
 

@@ -32,6 +32,7 @@ from sandkasten.errors import (
     SessionNotFound,
     Unauthorized,
 )
+from sandkasten.model.access.api_keys import key_of_e2b
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,11 +45,12 @@ _GONE: Final = (SessionNotFound, SessionExpired)
 def _with_key(doorkeeper: Doorkeeper, headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers with the key of `X-API-KEY` as a bearer.
 
+    Clients of E2B may refuse a key of another form than theirs, so a key has that spelling too.
     Where no key is needed the SDK still sends one, so any value is accepted there.
     """
     found = {name: value for name, value in headers.items() if name != "authorization"}
     if "x-api-key" in headers and not doorkeeper.is_open:
-        found["authorization"] = f"Bearer {headers['x-api-key']}"
+        found["authorization"] = f"Bearer {key_of_e2b(headers['x-api-key'])}"
     return found
 
 

@@ -71,9 +71,10 @@ def told_domain(call: Call) -> str | None:
     return domain
 
 
-def told_id(call: Call, info: Info) -> str:
-    """Return the id of a sandbox for a client; one that builds host names gets it as a label.
+def told_id(call: Call, info: Info, domain: str | None) -> str:
+    """Return the id of a sandbox for a client; one that has a domain gets it as a label.
 
-    OpenSSL does not match an underscore with a wildcard certificate.
+    It builds host names of ports from both, and OpenSSL does not match an underscore with a
+    wildcard certificate.
     """
-    return info.id if told_domain(call) is None else host_label(info.id)
+    return info.id if (told_domain(call) or domain) is None else host_label(info.id)

@@ -50,6 +50,7 @@ class Create(Message):
     metadata: dict[str, str] | None = None
     envVars: dict[str, str] | None = None
     autoPause: bool | None = None
+    autoPauseMemory: bool | None = None
     autoResume: AutoResume | None = None
     allow_internet_access: bool | None = None
     network: Network | None = None
@@ -59,6 +60,10 @@ class Create(Message):
 
 class Timeout(Message):
     timeout: Seconds = DEFAULT_TIMEOUT_S
+
+
+class Pause(Message):
+    memory: bool | None = None
 
 
 class Refresh(Message):

@@ -20,6 +20,7 @@ from sandkasten.compat.e2b.connect_codec import (
     only_message,
 )
 from sandkasten.compat.e2b.e2b_dialect import is_gone
+from sandkasten.compat.e2b.sandbox_accounts import SandboxAccounts
 from sandkasten.compat.e2b.sandbox_places import check_user, user_in
 from sandkasten.errors import InvalidRequest, SandkastenError, SessionNotFound, Unauthorized
 from sandkasten.model.access.tenancy import Principal
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sandkasten.compat.e2b.e2b_messages import Message
     from sandkasten.compat.e2b.envd_tokens import EnvdTokens
     from sandkasten.compat.e2b.pause_schedule import PauseSchedule
+    from sandkasten.engine.storage.sandbox_files import FileOperations
 
 M = TypeVar("M", bound="Message")
 Event = TypeVar("Event")
@@ -43,7 +45,17 @@ _MAX_NUMBER: Final = 10
 class EnvdAccess:
     def __init__(self, tokens: EnvdTokens, pauses: PauseSchedule) -> None:
         self.tokens = tokens
+        self.accounts = SandboxAccounts()
         self._pauses = pauses
+
+    def boot_id(self, the_id: SandboxId) -> str:
+        """Return what Linux calls the boot id: another one after a pause that drops memory."""
+        return self.tokens.boot_id(the_id, self._pauses.boots(the_id))
+
+    async def files(self, call: Call, the_id: SandboxId, user: str | None = None) -> FileOperations:
+        """Return the files of a sandbox for the user that a request names."""
+        name = user_in(call.connection.headers.get("authorization")) if user is None else user
+        return call.engine.files.by(await self.accounts.user(call.engine, the_id, name))
 
     async def sandbox(
         self, call: Call, *, by_traffic_token: bool = False, wakes: bool = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import uuid
 from typing import Final, Literal
 
 from sandkasten.errors import Unauthorized
@@ -17,6 +18,7 @@ from sandkasten.lazy_dataclass import dataclass
 
 Operation = Literal["read", "write"]
 _PURPOSE: Final = b"sandkasten e2b access token\0"
+_BOOT: Final = b"sandkasten e2b boot id\0"
 _TRAFFIC: Final = b"sandkasten e2b traffic token\0"
 # Ten digits reach the year 2286; more would only be a larger number to compare.
 _MAX_DIGITS: Final = 12
@@ -34,6 +36,11 @@ class EnvdTokens:
         """Compare in constant time; also for an id that does not exist."""
         expected = self.token(sandbox_id)
         return token.isascii() and hmac.compare_digest(expected, token)
+
+    def boot_id(self, sandbox_id: str, boots: int) -> str:
+        """Return an id in the form of Linux's, which tells nothing about the host."""
+        named = _BOOT + f"{sandbox_id}/{boots}".encode()
+        return str(uuid.UUID(bytes=hmac.new(self._key, named, hashlib.sha256).digest()[:16]))
 
     def traffic_token(self, sandbox_id: str) -> str:
         """Return the token of the ports of a sandbox, which opens neither commands nor files."""

@@ -50,6 +50,8 @@ _PIECE: Final = 256 * 1024
 _MAX_MEMBERS: Final = 1000
 _MAX_FILES: Final = 10_000
 _METADATA_HEADER: Final = "x-metadata-"
+# What E2B's clients tell a new start of the machine by. The one of Linux is the host's.
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*\Z")
 # Of the whole name of an attribute, 255 bytes, `user.e2b.` is a part.
 _MAX_METADATA_NAME: Final = 246
@@ -76,10 +78,13 @@ class FileRoutes:
         the_id = await self._admitted(call, query, "read")
         if not query.path:
             raise _no_path()
+        if query.path == _BOOT_ID:
+            return Response(f"{self._access.boot_id(the_id)}\n", media_type=BYTES)
+        files = await self._access.files(call, the_id, query.username)
         held = AsyncExitStack()
         try:
             entry, pieces = await held.enter_async_context(
-                call.engine.files.read_stream(the_id, real_path(query.path))
+                files.read_stream(the_id, real_path(query.path))
             )
         except BaseException:
             await held.aclose()
@@ -104,14 +109,13 @@ class FileRoutes:
                 f"the content encoding {packed[:40]!r} is not supported", hint="send gzip or none"
             )
         metadata = _metadata(headers)
+        files = await self._access.files(call, the_id, query.username)
         attributes = {METADATA_SPACE + name: value for name, value in metadata.items()}
         content_type = headers.get("content-type", "")
         if not content_type.lower().startswith(FORM):
             if not query.path:
                 raise _no_path()
-            entry = await call.engine.files.write(
-                the_id, real_path(query.path), body, attributes=attributes
-            )
+            entry = await files.write(the_id, real_path(query.path), body, attributes=attributes)
             return answer([_written(entry, query.path, metadata)])
         written: list[dict[str, object]] = []
         async for part in Form(content_type, body):
@@ -123,9 +127,7 @@ class FileRoutes:
                     "the form has too many files",
                     hint=f"one with path in the query, or at most {_MAX_FILES} with their names",
                 )
-            entry = await call.engine.files.write(
-                the_id, real_path(path), part.data, attributes=attributes
-            )
+            entry = await files.write(the_id, real_path(path), part.data, attributes=attributes)
             written.append(_written(entry, path, metadata))
         if not written:
             raise InvalidRequest("the form has no file", hint="send it in the field file")

@@ -41,13 +41,15 @@ class FilesystemRoutes:
     async def stat(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
         path = (await call.body(OnePath)).path
-        entry = await call.engine.files.stat(the_id, real_path(path), follow=False)
+        files = await self._access.files(call, the_id)
+        entry = await files.stat(the_id, real_path(path), follow=False)
         return await self._entry(call, the_id, entry, path)
 
     async def make_dir(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
         path = (await call.body(OnePath)).path
-        entry = await call.engine.files.mkdir(the_id, real_path(path), exist_ok=False)
+        files = await self._access.files(call, the_id)
+        entry = await files.mkdir(the_id, real_path(path), exist_ok=False)
         return await self._entry(call, the_id, entry, path)
 
     async def move(self, call: Call) -> Response:
@@ -55,18 +57,20 @@ class FilesystemRoutes:
         message = await call.body(Move)
         target = sandbox_path(real_path(message.destination))
         above = posixpath.dirname(target)
+        files = await self._access.files(call, the_id)
         if above.startswith(tuple(f"{place}/" for place in WRITABLE)):
-            await call.engine.files.mkdir(the_id, above)
+            await files.mkdir(the_id, above)
         source = real_path(message.source)
-        entry = await call.engine.files.move(the_id, source, target, overwrite=True)
+        entry = await files.move(the_id, source, target, overwrite=True)
         return await self._entry(call, the_id, entry, message.destination)
 
     async def remove(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
         path = real_path((await call.body(OnePath)).path)
+        files = await self._access.files(call, the_id)
         # As in E2B, it is enough that the path does not exist afterwards.
         with suppress(FileNotFound):
-            await call.engine.files.remove(the_id, path, recursive=True)
+            await files.remove(the_id, path, recursive=True)
         return answer({})
 
     async def list_dir(self, call: Call) -> Response:

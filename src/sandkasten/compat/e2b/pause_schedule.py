@@ -20,6 +20,7 @@ from sandkasten.disk.os_errors import disk_error
 from sandkasten.disk.small_file import read_json_object
 from sandkasten.errors import NotFound, SandkastenError, SessionExpired, StoreUnusable
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.commands.exec_values import ExecRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("sandkasten.compat")
 # How often entries of sandboxes that have ended are looked for, and a failed pause is retried.
 _ROUND_S: Final = 5.0
+# Beside the sandboxes in the file; no sandbox has this id.
+_BOOTS: Final = "boots"
+# The command itself ends with them, and how is of no interest.
+_END_ALL: Final = ExecRequest(("/bin/sh", "-c", "kill -KILL -1"), timeout_seconds=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +47,20 @@ class PauseTime:
     """What the client asked for at last; a sandbox that wakes up has as long again."""
     wakes: bool = False
     """Whether a request resumes it."""
+    keeps_memory: bool = True
+    """Whether its processes go on when it is resumed."""
 
 
 class PauseSchedule:
     """The times of the sandboxes that pause. Open it with `open_schedule`."""
 
-    def __init__(self, path: Path | None, times: dict[str, PauseTime]) -> None:
+    def __init__(
+        self, path: Path | None, times: dict[str, PauseTime], boots: dict[str, int]
+    ) -> None:
         """Without a path the times are kept in memory alone."""
         self._path = path
         self._times = times
+        self._boots = boots
         self._changing = asyncio.Lock()
         self._changed = asyncio.Event()
 
@@ -60,15 +70,30 @@ class PauseSchedule:
     async def put(self, sandbox_id: str, time: PauseTime) -> None:
         """Set the time of a sandbox; durable when it returns."""
         async with self._changing:
-            await self._store({**self._times, sandbox_id: time})
+            await self._store({**self._times, sandbox_id: time}, self._boots)
         self._changed.set()
+
+    def boots(self, sandbox_id: str) -> int:
+        """Return how often a sandbox lost its memory."""
+        return self._boots.get(sandbox_id, 0)
+
+    async def pause(self, engine: Engine, sandbox_id: str, *, keeps_memory: bool) -> None:
+        """Pause a sandbox; without its memory, all processes in it end first."""
+        if not keeps_memory:
+            with suppress(SandkastenError):
+                await engine.exec(sandbox_id, _END_ALL)
+            async with self._changing:
+                count = {sandbox_id: self.boots(sandbox_id) + 1}
+                await self._store(self._times, {**self._boots, **count})
+            self._changed.set()
+        await engine.pause(sandbox_id)
 
     async def settle(self, engine: Engine, info: Info, now: float) -> Info:
         """Return the sandbox, paused if its time is over."""
         time = self.get(info.id)
         if time is None or info.status != "running" or now < time.at:
             return info
-        await engine.pause(info.id)
+        await self.pause(engine, info.id, keeps_memory=time.keeps_memory)
         return await engine.get(info.id)
 
     async def wake(self, engine: Engine, info: Info, now: float) -> Info:
@@ -92,7 +117,7 @@ class PauseSchedule:
         while True:
             self._changed.clear()
             pending = await self._round(engine, clock.now())
-            wait_s = _ROUND_S if self._times else None
+            wait_s = _ROUND_S if self._times or self._boots else None
             if pending is not None:
                 wait_s = min(_ROUND_S, max(0.0, pending - clock.now()))
             with suppress(TimeoutError):
@@ -101,9 +126,12 @@ class PauseSchedule:
     async def _round(self, engine: Engine, now: float) -> float | None:
         """Pause what is due and forget what has ended; return the next time."""
         upcoming: list[float] = []
-        for the_id, time in list(self._times.items()):
+        for the_id in {**self._times, **self._boots}:
+            time = self._times.get(the_id)
             try:
                 info = await engine.get(the_id)
+                if time is None:
+                    continue
                 if info.status == "running" and time.at <= now:
                     await self.settle(engine, info, now)
                 elif info.status == "running":
@@ -119,17 +147,19 @@ class PauseSchedule:
     async def _forget(self, sandbox_id: str) -> None:
         with suppress(SandkastenError):
             async with self._changing:
-                kept = {one: time for one, time in self._times.items() if one != sandbox_id}
-                await self._store(kept)
+                times = {one: time for one, time in self._times.items() if one != sandbox_id}
+                boots = {one: count for one, count in self._boots.items() if one != sandbox_id}
+                await self._store(times, boots)
 
-    async def _store(self, times: dict[str, PauseTime]) -> None:
+    async def _store(self, times: dict[str, PauseTime], boots: dict[str, int]) -> None:
         if self._path is not None:
-            data = json.dumps({one: asdict(time) for one, time in times.items()}).encode()
+            rows: dict[str, object] = {one: asdict(time) for one, time in times.items()}
+            data = json.dumps({**rows, _BOOTS: boots}).encode()
             try:
                 await asyncio.to_thread(write_file, self._path, data)
             except OSError as exc:
                 raise disk_error("store when a sandbox pauses", exc, StoreUnusable) from exc
-        self._times = times
+        self._times, self._boots = times, boots
 
 
 @asynccontextmanager
@@ -137,7 +167,7 @@ async def open_schedule(
     path: Path | None, engine: Engine | None, clock: Clock
 ) -> AsyncIterator[PauseSchedule]:
     """Read the times, and pause sandboxes while the block lasts if there is an engine."""
-    schedule = PauseSchedule(path, await asyncio.to_thread(_read, path))
+    schedule = PauseSchedule(path, *await asyncio.to_thread(_read, path))
     if engine is None:
         yield schedule
         return
@@ -150,20 +180,27 @@ async def open_schedule(
             await task
 
 
-def _read(path: Path | None) -> dict[str, PauseTime]:
+def _read(path: Path | None) -> tuple[dict[str, PauseTime], dict[str, int]]:
     if path is None or not path.exists():
-        return {}
+        return {}, {}
     found = read_json_object(path)
     try:
         if found is None:
             raise ValueError
-        return {
-            one: PauseTime(float(time["at"]), int(time["timeout_s"]), time["wakes"] is True)
+        boots = {str(one): int(count) for one, count in found.pop(_BOOTS, {}).items()}
+        times = {
+            one: PauseTime(
+                float(time["at"]),
+                int(time["timeout_s"]),
+                time["wakes"] is True,
+                time.get("keeps_memory") is not False,
+            )
             for one, time in found.items()
         }
-    except (KeyError, TypeError, ValueError) as exc:
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise StoreUnusable(
             f"{path} is damaged",
             hint="remove it; sandboxes of E2B clients that would pause then end by their lifetime",
             reason="damaged",
         ) from exc
+    return times, boots

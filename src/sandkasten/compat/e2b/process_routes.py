@@ -31,7 +31,7 @@ from sandkasten.compat.e2b.e2b_messages import (
     Update,
 )
 from sandkasten.compat.e2b.envd_access import follow, streamed_request, timeout_s
-from sandkasten.compat.e2b.sandbox_places import Spelling, real_path
+from sandkasten.compat.e2b.sandbox_places import Spelling, real_path, user_in
 from sandkasten.errors import (
     CommandNotFound,
     CommandTimeout,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
     from sandkasten.api.request.http_call import Call
     from sandkasten.compat.e2b.envd_access import EnvdAccess
+    from sandkasten.compat.e2b.sandbox_accounts import SandboxAccount
     from sandkasten.model.ids import SandboxId
 
 ALIVE: Final[Mapping[str, object]] = {"event": {"keepalive": {}}}
@@ -102,7 +103,9 @@ class ProcessRoutes:
         the_id = await self._access.sandbox(call)
         message = await streamed_request(call, Start)
         limit_s = timeout_s(call)
-        began = await _start(call, the_id, message, limit_s)
+        user = user_in(call.connection.headers.get("authorization"))
+        account = await self._access.accounts.of(call.engine, the_id)
+        began = await _start(call, the_id, message, limit_s, account, user)
         if message.tag:
             self._remember(the_id, message.tag, began.exec_id)
         return follow(call, _events(call, the_id, began, 0), ALIVE)
@@ -205,14 +208,24 @@ async def _running(call: Call, the_id: SandboxId) -> list[ExecResult]:
 
 
 async def _start(
-    call: Call, the_id: SandboxId, message: Start, limit_s: float | None
+    call: Call,
+    the_id: SandboxId,
+    message: Start,
+    limit_s: float | None,
+    account: SandboxAccount,
+    user: str,
 ) -> ExecResult:
     config = message.process
     pty = message.pty
     request = ExecRequest(
         command=(config.cmd, *config.args),
-        cwd=real_path(config.cwd) if config.cwd else None,
-        env={"PWD": _directory_name(config.cwd or E2B_HOME), **config.envs},
+        cwd=account.directory(config.cwd),
+        env={
+            **account.environment(user),
+            "PWD": _directory_name(config.cwd or E2B_HOME),
+            **config.envs,
+        },
+        user=account.user(user),
         timeout_seconds=limit_s,
         max_output_bytes=_KEPT_BYTES,
         pty=None if pty is None else Pty(pty.size.rows, pty.size.cols),

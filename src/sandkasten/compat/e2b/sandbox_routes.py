@@ -22,6 +22,7 @@ from sandkasten.compat.e2b.e2b_messages import (
     ListQuery,
     MetricsQuery,
     Network,
+    Pause,
     Refresh,
     Timeout,
 )
@@ -34,15 +35,19 @@ from sandkasten.errors import (
     ImageNotFound,
     InvalidImage,
     InvalidRequest,
+    NotFound,
     RegistryUnavailable,
     SandkastenError,
     SessionNotFound,
     UnsupportedByBackend,
 )
 from sandkasten.model.access.preview_links import SandboxPreviews
+from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.field_patterns import form
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.json_codec import iso
+from sandkasten.model.sandbox.cell_spec import USER_ID, WORKSPACE
+from sandkasten.model.sandbox.network_policy import default_network
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info, UpdateRequest
 
@@ -58,6 +63,8 @@ if TYPE_CHECKING:
 # Unlocks every feature of the SDKs that is implemented here.
 ENVD_VERSION: Final = "0.6.4"
 NEXT_TOKEN: Final = "X-Next-Token"  # noqa: S105  (the name of a header)
+# A header of answers: what the request asked for and did not get in full.
+NOTICE: Final = "X-Sandkasten-Notice"
 # What E2B's SDKs name where a program names no template.
 DEFAULT_TEMPLATES: Final = frozenset({"base", "code-interpreter-v1"})
 _ALL_TRAFFIC: Final = frozenset({"0.0.0.0/0", "::/0"})
@@ -65,6 +72,7 @@ _ENDING: Final = frozenset({"destroying", "lost"})
 _CLIENT: Final = "sandkasten"
 _MIB: Final = 1024 * 1024
 _HOST: Final = form(r"[A-Za-z0-9._:${}\[\]-]{1,255}")
+_OWNER: Final = f"{USER_ID}:{USER_ID}"
 _SAMPLE_S: Final = 0.1
 # Clients ask for a range up to now, in whole seconds and by their own clock.
 _SLACK_S: Final = 60
@@ -94,7 +102,7 @@ class SandboxRoutes:
         body = await call.body(Create)
         _refuse_unsupported(body)
         template = body.templateID
-        timeout_s = float(max(1, body.timeout))
+        timeout_s = _permitted_s(call, None, body.timeout)
         options = SandboxOptions(
             idle_timeout_seconds=timeout_s,
             lifetime_seconds=timeout_s,
@@ -124,7 +132,8 @@ class SandboxRoutes:
                 hint=exc.hint,
                 **exc.details,
             ) from exc
-        return answer(self.created(call, info, template), 201)
+        notice = _notice(body.timeout, timeout_s)
+        return answer(self.created(call, info, template), 201, notice)
 
     async def fill_new(
         self, call: Call, snapshot: Snapshot, source: Info, timeout_s: float
@@ -148,6 +157,9 @@ class SandboxRoutes:
         info = await self._made(call, options, body, None)
         async with _kept_only_if_done(call, info):
             await fill(call, snapshot, info)
+            if options.profile == "dev":
+                # It was unpacked by root.
+                await call.engine.exec(info.id, ExecRequest(("chown", "-R", _OWNER, WORKSPACE)))
         return info
 
     async def _made(
@@ -169,8 +181,9 @@ class SandboxRoutes:
             # Where pausing is not supported this fails, and else it does nothing.
             await call.engine.resume(info.id)
             wakes = body.autoResume is not None and body.autoResume.enabled
-            at = call.server.clock.now() + max(1, body.timeout)
-            await self._pauses.put(info.id, PauseTime(at, body.timeout, wakes))
+            at = call.server.clock.now() + _permitted_s(call, info, body.timeout)
+            keeps_memory = body.autoPauseMemory is not False
+            await self._pauses.put(info.id, PauseTime(at, body.timeout, wakes, keeps_memory))
             most = call.engine.policy.lifetime_s
             return await _update(call, info.id, lifetime_seconds=most, idle_timeout_seconds=most)
 
@@ -205,6 +218,22 @@ class SandboxRoutes:
             return None
         return template
 
+    async def template_alias(self, call: Call) -> Response:
+        """Say whether `create` accepts a template of that name. Raise NotFound if it does not."""
+        alias = call.path("alias")
+        if alias in DEFAULT_TEMPLATES or alias in self._aliases:
+            return _template(alias)
+        if await find(call, alias) is not None:
+            return _template(alias)
+        try:
+            await call.engine.images.inspect(alias)
+        except (ImageNotFound, InvalidImage, UnsupportedByBackend) as exc:
+            raise NotFound(
+                f"template {alias[:100]!r} not found: {exc.message}",
+                hint="a template is an image or a snapshot here: sandkasten image ls shows images",
+            ) from exc
+        return _template(alias)
+
     async def connect(self, call: Call) -> Response:
         the_id = await call.session()
         timeout = (await call.body(Timeout)).timeout
@@ -212,9 +241,11 @@ class SandboxRoutes:
         if info.status == "paused":
             return await self._resumed(call, info, timeout)
         # Connecting never shortens the time that is left.
-        if call.server.clock.now() + timeout > self._ends_at(info):
+        permitted_s = _permitted_s(call, info, timeout)
+        if call.server.clock.now() + permitted_s > self._ends_at(info):
             info = await self._end_after(call, info, timeout)
-        return answer(self.created(call, info, info.image))
+        notice = _notice(timeout, permitted_s)
+        return answer(self.created(call, info, info.image), headers=notice)
 
     async def resume(self, call: Call) -> Response:
         the_id = await call.session()
@@ -271,17 +302,21 @@ class SandboxRoutes:
     async def set_timeout(self, call: Call) -> Response:
         the_id = await call.session()
         timeout = (await call.body(Timeout)).timeout
-        await self._end_after(call, await self.living(call, the_id), timeout)
-        return Response(status_code=204)
+        return await self._set_end(call, await self.living(call, the_id), timeout)
 
     async def refresh(self, call: Call) -> Response:
         the_id = await call.session()
         duration = (await call.body(Refresh)).duration
-        await self._end_after(call, await self.living(call, the_id), duration)
-        return Response(status_code=204)
+        return await self._set_end(call, await self.living(call, the_id), duration)
+
+    async def _set_end(self, call: Call, info: Info, seconds: int) -> Response:
+        notice = _notice(seconds, _permitted_s(call, info, seconds))
+        await self._end_after(call, info, seconds)
+        return Response(status_code=204, headers=notice)
 
     async def pause(self, call: Call) -> Response:
         the_id = await call.session()
+        keeps_memory = (await call.body(Pause)).memory is not False
         info = await self.living(call, the_id)
         if info.status == "paused":
             raise Conflict(f"sandbox {the_id} is already paused", hint="connect resumes it")
@@ -289,7 +324,7 @@ class SandboxRoutes:
         most = call.engine.policy.lifetime_s
         await _update(call, the_id, lifetime_seconds=most, idle_timeout_seconds=most)
         try:
-            await call.engine.pause(the_id)
+            await self._pauses.pause(call.engine, info.id, keeps_memory=keeps_memory)
         except SandkastenError:
             # It still runs, and must end when it would have ended.
             before = {"lifetime_seconds": info.lifetime_s}
@@ -317,12 +352,11 @@ class SandboxRoutes:
         if body.maskRequestHost:
             raise _unsupported("network.maskRequestHost of a sandbox that runs")
         network = _network(body, body.allow_internet_access)
-        await _update(call, the_id, network="none" if network is None else network)
+        await _update(call, the_id, network=_default_network(call) if network is None else network)
         return Response(status_code=204)
 
     async def _resumed(self, call: Call, info: Info, seconds: int) -> Response:
-        # Check first: the pause gave the sandbox the longest lifetime, and it runs when resumed.
-        _lifetime_s(call, info, seconds)
+        notice = _notice(seconds, _permitted_s(call, info, seconds))
         if self._pauses.get(info.id) is not None:
             # Before it runs: its time to pause is over, and it would be paused again.
             await self._end_after(call, info, seconds)
@@ -330,20 +364,20 @@ class SandboxRoutes:
         else:
             await call.engine.resume(info.id)
             info = await self._end_after(call, info, seconds)
-        return answer(self.created(call, info, info.image), 201)
+        return answer(self.created(call, info, info.image), 201, notice)
 
     async def _end_after(self, call: Call, info: Info, seconds: int) -> Info:
-        lifetime_s = _lifetime_s(call, info, seconds)
+        timeout_s = _permitted_s(call, info, seconds)
         pause = self._pauses.get(info.id)
         if pause is not None:
-            at = call.server.clock.now() + seconds
+            at = call.server.clock.now() + (timeout_s if seconds else 0)
             await self._pauses.put(info.id, replace(pause, at=at, timeout_s=max(1, seconds)))
             return info
         return await _update(
             call,
             info.id,
-            lifetime_seconds=lifetime_s,
-            idle_timeout_seconds=float(max(1, seconds)),
+            lifetime_seconds=_lifetime_s(call, info, timeout_s),
+            idle_timeout_seconds=timeout_s,
         )
 
     def _ends_at(self, info: Info) -> float:
@@ -364,7 +398,7 @@ class SandboxRoutes:
         ends_at = min(info.expires_at, self._ends_at(info)) if pause is None else pause.at
         return {
             "templateID": info.image,
-            "sandboxID": told_id(call, info),
+            "sandboxID": told_id(call, info, self._domain),
             "clientID": _CLIENT,
             "startedAt": iso(info.created_at),
             "endAt": iso(ends_at),
@@ -379,7 +413,7 @@ class SandboxRoutes:
     def created(self, call: Call, info: Info, template: str) -> dict[str, object]:
         return {
             "templateID": template,
-            "sandboxID": told_id(call, info),
+            "sandboxID": told_id(call, info, self._domain),
             "clientID": _CLIENT,
             "envdVersion": ENVD_VERSION,
             "envdAccessToken": self._tokens.token(info.id),
@@ -388,17 +422,35 @@ class SandboxRoutes:
         }
 
 
-def _lifetime_s(call: Call, info: Info, seconds: int) -> float:
-    """Return the lifetime of a sandbox that ends in `seconds`."""
-    lifetime_s = max(0.0, call.server.clock.now() - info.created_at) + max(1, seconds)
-    most = call.engine.policy.lifetime_s
-    if lifetime_s > most:
-        raise InvalidRequest(
-            f"a timeout of {seconds} s would keep the sandbox for {lifetime_s:.0f} s",
-            hint=f"at most {most:g} s after its creation; session_max_lifetime_seconds bounds it",
-            field="timeout",
-        )
-    return lifetime_s
+def _permitted_s(call: Call, info: Info | None, seconds: int) -> float:
+    """Return the timeout that a sandbox gets: as requested, or what the operator permits of it.
+
+    Programs for E2B ask for its longest one, 24 hours. They see the end in `endAt`.
+    """
+    age_s = 0.0 if info is None else max(0.0, call.server.clock.now() - info.created_at)
+    return min(float(max(1, seconds)), max(1.0, call.engine.policy.lifetime_s - age_s))
+
+
+def _notice(seconds: int, permitted_s: float) -> dict[str, str]:
+    """Return the header that says that a timeout was shortened, or none."""
+    if permitted_s >= seconds:
+        return {}
+    text = f"timeout is {permitted_s:.0f} s; session_max_lifetime_seconds permits no more"
+    return {NOTICE: text}
+
+
+def _lifetime_s(call: Call, info: Info, timeout_s: float) -> float:
+    """Return the lifetime of a sandbox that ends in `timeout_s`."""
+    age_s = max(0.0, call.server.clock.now() - info.created_at)
+    return min(age_s + timeout_s, call.engine.policy.lifetime_s)
+
+
+def _default_network(call: Call) -> Any:
+    """Return the network that a new sandbox gets if its request names none."""
+    policy = call.engine.policy
+    if not policy.network_default:
+        return "none"
+    return default_network(policy.network, operator=call.principal.key_id is None).public()
 
 
 @asynccontextmanager
@@ -410,6 +462,11 @@ async def _kept_only_if_done(call: Call, info: Info) -> AsyncIterator[None]:
         with suppress(SandkastenError):
             await finish(call.engine.destroy(info.id))
         raise
+
+
+def _template(name: str) -> Response:
+    # Images are shared by all tenants, and clients cannot change one.
+    return answer({"templateID": name, "public": True})
 
 
 def _session_key(call: Call) -> str | None:

@@ -93,9 +93,16 @@ class CodeContexts:
         self._starting: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def run(
-        self, sandbox_id: str, request: CodeRequest, show: CodeReader | None = None
+        self,
+        sandbox_id: str,
+        request: CodeRequest,
+        show: CodeReader | None = None,
+        *,
+        directory: str | None = None,
     ) -> CodeResult:
         """Run code and wait for its end; `show` gets output and results as they come.
+
+        A default context that does not run yet starts in `directory`, or in the workspace.
 
         Code that raises is a result with `error`; a timeout is one with `timed_out`.
         """
@@ -115,7 +122,9 @@ class CodeContexts:
         }
         retried = False
         while True:
-            context = checked.context or await self._default(sandbox_id, checked.language)
+            context = checked.context or await self._default(
+                sandbox_id, checked.language, directory
+            )
             lines = CallLines(secrets.token_hex(8), limits.stdout_bytes, limits.stderr_bytes)
             bound_s = (checked.timeout_seconds or 0.0) + ANSWER_SLACK_S
             try:
@@ -198,7 +207,7 @@ class CodeContexts:
 
     # ---- the program of a context
 
-    async def _default(self, sandbox_id: str, language: str) -> str:
+    async def _default(self, sandbox_id: str, language: str, directory: str | None) -> str:
         key = (sandbox_id, language)
         known = self._defaults.get(key)
         if known is not None:
@@ -211,7 +220,7 @@ class CodeContexts:
                 ours = [one.id for one in running if one.default and one.language == language]
                 known = ours[0] if ours else f"ctx_{language}_default_{secrets.token_hex(8)}"
                 if not ours:
-                    await self._start(sandbox_id, known, ContextRequest(language))
+                    await self._start(sandbox_id, known, ContextRequest(language, directory))
                 _remember(self._defaults, key, known)
         return known
 

@@ -29,6 +29,7 @@ DEFAULT_SCOPES: Final[frozenset[Scope]] = frozenset({"sessions", "files", "works
 _ID_BYTES: Final = 6
 _SECRET_BYTES: Final = 32
 _KEY = re.compile(r"sk-([0-9a-f]{12})-[A-Za-z0-9_-]{43}\Z")
+_E2B: Final = "e2b_"
 _KEY_ID = form(KEY_ID)
 MAX_KEY_NAME: Final = 100
 _NAME = form(f"{PRINTABLE}{{0,{MAX_KEY_NAME}}}")
@@ -86,6 +87,19 @@ def make_key() -> NewKey:
 
 def hash_key(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def e2b_spelling(text: str) -> str:
+    """Return a key as clients of E2B accept one: `e2b_` and hexadecimal digits."""
+    return _E2B + text.encode("utf-8", "surrogatepass").hex()
+
+
+def key_of_e2b(text: str) -> str:
+    """Return the key that a client of E2B spelled; the text itself if it is no such spelling."""
+    try:
+        return bytes.fromhex(text.removeprefix(_E2B)).decode() if text.startswith(_E2B) else text
+    except ValueError:
+        return text
 
 
 def id_of_key(text: str) -> str | None:

@@ -14,7 +14,7 @@ from sandkasten.cli.output import age, put, put_json, put_table, report, say
 from sandkasten.cli.quantities import megabytes, seconds
 from sandkasten.cli.state import State, go
 from sandkasten.errors import SandkastenError
-from sandkasten.model.access.api_keys import KeyRequest
+from sandkasten.model.access.api_keys import KeyRequest, e2b_spelling
 from sandkasten.model.sandbox.network_limits import LIMIT_EXAMPLES, read_limit
 from sandkasten.model.spelling import shown
 
@@ -119,6 +119,10 @@ def _create(
             help="Bytes that its sandboxes send and receive on a day (UTC): 500M, 10G.",
         ),
     ] = None,
+    e2b: Annotated[
+        bool,
+        typer.Option("--e2b", help="Print it as clients of E2B accept keys: e2b_ and hex digits."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Create a key and print it. It is not shown again."""
@@ -141,7 +145,7 @@ def _create(
             ),
         },
     )
-    go(_make(state_of(context, json=json), request))
+    go(_make(state_of(context, json=json), request, e2b=e2b))
 
 
 def _ls(
@@ -181,16 +185,17 @@ def _limit(flag: str, like: str, written: str | None) -> int | None:
     return found
 
 
-async def _make(state: State, request: KeyRequest) -> None:
+async def _make(state: State, request: KeyRequest, *, e2b: bool) -> None:
     from sandkasten.client.server.admin_transport import books_of
 
     async with books_of(state.place) as books:
         made = await books.keys.create(request)
+    text = e2b_spelling(made.text) if e2b else made.text
     if state.json:
-        put_json({**described(made.row), "key": made.text})
+        put_json({**described(made.row), "key": text})
         return
     say(f"{made.row.id} for tenant {made.row.tenant}; the key is not shown again")
-    put(made.text)
+    put(text)
 
 
 async def _show_usage(state: State) -> None:

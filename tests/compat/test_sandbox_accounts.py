@@ -1,0 +1,123 @@
+"""As whom requests of E2B's SDKs act, on real sandboxes: the home, the user, and root beside it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sandkasten.client.server.embedded import ServerAddress, settings
+from sandkasten.compat.e2b.e2b_assembly import open_e2b
+from sandkasten.compat.e2b.sandbox_accounts import SandboxAccount
+from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten.model.commands.exec_values import ExecRequest
+from tests import imagekit
+from tests.api.daemon_in_process import serving
+from tests.compat.e2b_requests import E2b
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SLEEP = ExecRequest(("/bin/sleep", "600"))
+pytestmark = [pytest.mark.root, pytest.mark.promise("P79")]
+
+
+@pytest.fixture(params=["hardened", "dev"])
+async def box(request, tmp_path) -> AsyncIterator[tuple[E2b, str, str]]:
+    engine = await open_engine(settings(ServerAddress(str(tmp_path / "data"), "local")))
+    try:
+        await engine.images.import_archive(str(imagekit.busybox_tar()), name="base")
+        async with (
+            open_e2b(b"k" * 32, {}, engine=engine, profile=request.param) as routes,
+            serving(engine, more=routes) as daemon,
+        ):
+            e2b = E2b(daemon)
+            yield e2b, await e2b.create(), request.param
+    finally:
+        for info in await engine.list(all=True):
+            await engine.destroy(info.id)
+        await engine.aclose()
+
+
+def _as(user: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:".encode()).decode()}
+
+
+async def _printed(e2b: E2b, the_id: str, script: str, user: str = "", **more: Any) -> list[str]:
+    process = {"cmd": "/bin/sh", "args": ["-c", script], **more}
+    headers = _as(user) if user else {}
+    body = {"process": process, "stdin": False}
+    events = await e2b.stream(the_id, "/process.Process/Start", body, **headers)
+    data = [
+        one["event"]["data"].get("stdout", "") for one in events if "data" in one.get("event", {})
+    ]
+    return b"".join(base64.b64decode(one) for one in data).decode().splitlines()
+
+
+async def test_commands_start_in_the_home_as_its_user(box):
+    e2b, the_id, profile = box
+    look = "pwd -P; echo $HOME; id -u; touch made && stat -c %u made"
+    assert await _printed(e2b, the_id, look) == ["/home/user", "/home/user", "1000", "1000"]
+    assert await _printed(e2b, the_id, "pwd -P", cwd="/workspace") == ["/workspace"]
+    assert await _printed(e2b, the_id, "pwd -P", cwd="/tmp") == ["/tmp"]
+    uid = "0" if profile == "dev" else "1000"
+    assert await _printed(e2b, the_id, "id -u", "root") == [uid]
+    if profile == "dev":
+        assert await _printed(e2b, the_id, "touch /etc/new && echo made", "root") == ["made"]
+        assert await _printed(e2b, the_id, "touch /etc/other 2>&- || echo refused") == ["refused"]
+
+
+async def test_files_belong_to_the_user_that_wrote_them(box):
+    e2b, the_id, profile = box
+    form = {"Content-Type": "application/octet-stream"}
+    status, _ = await e2b.send(the_id, "/files?path=a/mine", b"x", **form)
+    assert status == 200
+    status, _ = await e2b.send(the_id, "/files?path=roots&username=root", b"x", **form)
+    assert status == 200
+    _, made = await e2b.call(the_id, "/filesystem.Filesystem/MakeDir", {"path": "dir"})
+    assert made["entry"]["owner"] == "user"
+    owners = {}
+    for name in ("a", "a/mine", "roots"):
+        _, found = await e2b.call(the_id, "/filesystem.Filesystem/Stat", {"path": name})
+        owners[name] = found["entry"]["owner"]
+    root = "root" if profile == "dev" else "user"
+    assert owners == {"a": "user", "a/mine": "user", "roots": root}
+    assert await _printed(e2b, the_id, "rm -r a dir && echo removed") == ["removed"]
+
+
+async def test_a_pause_without_memory_is_a_new_start(box):
+    e2b, the_id, _ = box
+
+    async def boot_id() -> str:
+        status, raw = await e2b.send_get(the_id, "/files?path=/proc/sys/kernel/random/boot_id")
+        assert status == 200
+        return str(raw.decode())
+
+    async def sleeps() -> int:
+        _, found = await e2b.call(the_id, "/process.Process/List", {})
+        return sum(one["config"]["args"][-1:] == ["600"] for one in found["processes"])
+
+    await _printed(e2b, the_id, "echo kept > file")
+    await e2b.daemon.server.engine.exec_start(the_id, SLEEP)
+    first = await boot_id()
+    for body, changed in (({}, False), ({"memory": True}, False), ({"memory": False}, True)):
+        assert await sleeps() == 1
+        assert (await e2b.ask("POST", f"/sandboxes/{the_id}/pause", body))[0] == 204
+        assert (await e2b.ask("POST", f"/sandboxes/{the_id}/connect", {"timeout": 60}))[0] == 201
+        assert (await boot_id() != first) is changed, body
+    assert await sleeps() == 0
+    assert await _printed(e2b, the_id, "cat file") == ["kept"]
+
+
+def test_an_image_without_the_mount_keeps_the_workspace():
+    old = SandboxAccount(False)
+    assert (old.directory(None), old.directory("/home/user/a")) == (None, "/workspace/a")
+    assert (old.environment(""), old.user("root")) == ({}, None)
+    new = SandboxAccount(True, "user")
+    assert (new.directory("a"), new.directory("/workspace/a")) == ("/home/user/a", "/workspace/a")
+    assert (new.user(""), new.user("user"), new.user("root")) == ("1000:1000", "1000:1000", None)
+    assert (new.environment("root"), json.dumps(new.environment(""))) == (
+        {}, '{"HOME": "/home/user", "USER": "user", "LOGNAME": "user"}',
+    )  # fmt: skip
