@@ -194,6 +194,29 @@ async def test_a_database_of_version_1_is_migrated_and_keeps_its_rows(tmp_path):
 
 
 @pytest.mark.promise("P34")
+async def test_kernels_that_were_commands_are_kernels_after_the_migration(tmp_path):
+    path = tmp_path / "old.db"
+    old = sqlite3.connect(path, isolation_level=None)
+    migrate(old, upto=4)
+    row = (
+        "INSERT INTO execs VALUES"
+        " ('sbx_1', ?, 't', ?, 'completed', 1.5, 0, NULL, 1, 1, 1, 9, 9, NULL, NULL)"
+    )
+    kernel = "ctx_python_default_0123456789abcdef"
+    old.execute(row, (kernel, "python3 -c 'import json'"))
+    old.execute(row, ("exe_1", "echo ctx_python_1"))
+    old.close()
+    database = await Database.open(path)
+    journal = SqliteJournal(database)
+    found = await journal.exec("sbx_1", kernel)
+    assert (found.kind, found.command, found.language) == ("kernel", "python kernel", "python")
+    assert (found.context_id, found.stdout_bytes, found.status) == (kernel, 0, "completed")
+    other = await journal.exec("sbx_1", "exe_1")
+    assert (other.kind, other.command, other.stdout_bytes) == ("command", "echo ctx_python_1", 9)
+    await database.aclose()
+
+
+@pytest.mark.promise("P34")
 async def test_a_newer_database_is_refused_and_not_changed(tmp_path):
     path = tmp_path / "new.db"
     await (await Database.open(path)).aclose()

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.model.audit_records import AuditHead
-from sandkasten.model.journal_rows import ExecRow, SessionRow
+from sandkasten.model.commands.exec_values import ExecNetwork
+from sandkasten.model.journal_rows import CODE_BYTES, ExecRow, SessionRow
+from sandkasten.model.sandbox.network_policy import Refusal
 from sandkasten.store.postgres.postgres_journal import PostgresJournal
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
@@ -171,6 +173,34 @@ async def test_a_command_is_recorded_updated_and_ended_with_its_session(journal)
     await journal.end_session(session(1).id, "crashed", 1100.0)
     assert await journal.exec(session(1).id, done.id) == done
     assert (await journal.exec(session(1).id, command(2).id)).status == "lost"
+
+
+async def test_a_cell_is_kept_with_everything_that_is_known_of_it(journal):
+    refused = Refusal("example.com", 443, "default", "allow it", "192.0.2.1")
+    cell = replace(
+        command(1),
+        id="cel_0123456789abcdef",
+        command="x = 1\nprint('ä')",
+        status="error",
+        kind="cell",
+        language="python",
+        context_id="ctx_python_default_0123456789abcdef",
+        command_bytes=17,
+        command_sha256="0" * 64,
+        error_name="ValueError",
+        key_id="key_1",
+        network=ExecNetwork((refused,)),
+    )
+    # What a sandbox chose, and no database takes as it is.
+    long = replace(command(2), command="y" * 100_000, error_name="a\udc80")
+    await journal.begin_session(session(1))
+    journal.note_exec(cell)
+    journal.note_exec(long)
+    await journal.flush()
+    assert await journal.exec(session(1).id, cell.id) == cell
+    kept = await journal.exec(session(1).id, long.id)
+    if not isinstance(journal, MemoryJournal):
+        assert (len(kept.command), kept.error_name) == (CODE_BYTES, "a?")
 
 
 async def test_a_command_recorded_just_before_the_end_is_not_left_running(journal):

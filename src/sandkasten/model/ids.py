@@ -13,6 +13,7 @@ ExecId = NewType("ExecId", str)
 
 # 8 bytes give the 16 hex digits the contract promises; more only makes ids longer to type.
 _ID_BYTES = 8
+_CELL = "cel_"
 _SANDBOX = form(SANDBOX_ID)
 _EXEC = form(EXEC_ID)
 
@@ -24,6 +25,15 @@ def new_sandbox_id() -> SandboxId:
 def new_exec_id(fingerprint: str = "") -> ExecId:
     """Return a new id. It ends with the fingerprint of a command that has an idempotency key."""
     return ExecId("exe_" + secrets.token_hex(_ID_BYTES) + (fingerprint and f"-{fingerprint}"))
+
+
+def new_cell_id() -> ExecId:
+    """Return a new id of a piece of code in the history of its session."""
+    return ExecId(_CELL + secrets.token_hex(_ID_BYTES))
+
+
+def is_cell_id(text: str) -> bool:
+    return text.startswith(_CELL)
 
 
 def may_be_same_command(one: str, other: str) -> bool:

@@ -6,6 +6,7 @@ until their retention ends. Values only.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import field
 from types import MappingProxyType
@@ -13,11 +14,15 @@ from typing import Final, Literal
 
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import Scope, TenantQuota  # noqa: TC001
+from sandkasten.model.commands.exec_values import ExecKind, ExecNetwork  # noqa: TC001
 from sandkasten.model.json_codec import Timestamp  # noqa: TC001
 
 SessionEnd = Literal["destroyed", "expired", "crashed", "lost"]
 """Destroyed by a request; lease expired; died; lost by the machine or its backend."""
-ExecStatus = Literal["running", "completed", "timed_out", "killed", "lost"]
+ExecStatus = Literal["running", "completed", "timed_out", "killed", "lost", "error", "interrupted"]
+COMMAND_BYTES: Final = 4096
+CODE_BYTES: Final = 16 * 1024
+"""Code is longer than a command line, and is read rather than typed again."""
 
 
 _DAY_S: Final = 86_400.0
@@ -73,13 +78,15 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True)
 class ExecRow:
-    """One command. Its output is kept by the runner while the session lives, and not here."""
+    """One command, piece of code or kernel. Its output is kept by the runner while the session
+    lives, and not here.
+    """
 
     id: str
     session_id: str
     tenant: str
     command: str
-    """As asked, cut at 4 KiB."""
+    """As asked, cut at 4 KiB; code at 16 KiB."""
     status: ExecStatus
     started_at: float
     exit_code: int | None = None
@@ -92,6 +99,37 @@ class ExecRow:
     why: str | None = None
     """The code of what ended it."""
     shell: str | None = None
+    kind: ExecKind = "command"
+    language: str | None = None
+    context_id: str | None = None
+    command_bytes: int | None = None
+    """Size of the whole; None in rows of earlier versions."""
+    command_sha256: str | None = None
+    """Of the whole, if it was cut."""
+    error_name: str | None = None
+    """The exception that ended a cell, or the code of the error if it was not run."""
+    key_id: str | None = None
+    network: ExecNetwork | None = None
+    """What was refused while it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """The beginning of a text, and what shows which text it was."""
+
+    text: str
+    size_bytes: int
+    sha256: str | None
+    """None if nothing is missing."""
+
+
+def shortened(text: str, most: int) -> Shortened:
+    """Return at most `most` bytes of a text, with undecodable ones replaced."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= most:
+        return Shortened(data.decode(), len(data), None)
+    kept = data[:most].decode("utf-8", "ignore")
+    return Shortened(kept, len(data), hashlib.sha256(data).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

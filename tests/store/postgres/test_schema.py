@@ -10,6 +10,7 @@ from sandkasten.errors import (
     StoreUnusable,
 )
 from sandkasten.store.postgres.postgres_database import PostgresDatabase
+from sandkasten.store.postgres.postgres_journal import PostgresJournal
 from sandkasten.store.postgres.postgres_schema import postgres_migrations
 from tests.postgres_server import new_schema
 
@@ -32,6 +33,26 @@ async def test_a_user_that_may_create_no_schema_uses_the_one_it_was_given(
     guest = await PostgresDatabase.open(url, schema=name)
     assert await guest.fetch("SELECT 1 FROM schema_version")
     await guest.aclose()
+
+
+async def test_kernels_that_were_commands_are_kernels_after_the_migration(open_new_schema):
+    database = await open_new_schema()
+    kernel = "ctx_python_default_0123456789abcdef"
+    insert = (
+        "INSERT INTO execs (session_id, id, tenant, command, status, started_at, stdout_bytes,"
+        " stderr_bytes) VALUES ('sbx_1', $1, 't', 'echo', 'completed', 1, 9, 9)"
+    )
+    for one in (kernel, "exe_1"):
+        await database.execute(insert, one)
+    (migration,) = [one for one in postgres_migrations() if one.name == "cells"]
+    await database.execute(migration.sql[migration.sql.index("UPDATE") :])
+    journal = PostgresJournal(database, "node_1")
+    found = await journal.exec("sbx_1", kernel)
+    assert (found.kind, found.command, found.language) == ("kernel", "python kernel", "python")
+    assert (found.context_id, found.stdout_bytes, found.status) == (kernel, 0, "completed")
+    other = await journal.exec("sbx_1", "exe_1")
+    assert (other.kind, other.command, other.stdout_bytes) == ("command", "echo", 9)
+    await journal.aclose()
 
 
 async def test_a_schema_of_a_newer_version_is_refused(open_new_schema):

@@ -235,6 +235,12 @@ def context_of(the_id: str, started_ms: int) -> CodeContext | None:
     return CodeContext(the_id, found[1], found[2] is not None, started_ms / 1000)
 
 
+def kernel_line(the_id: str) -> str | None:
+    """Return what is shown as the command line of a context; None for another command."""
+    found = _CONTEXT.match(the_id)
+    return None if found is None else f"{found[1]} kernel"
+
+
 def context_language(the_id: str) -> str:
     """Return the language of a context; ContextNotFound if the id is invalid."""
     found = _CONTEXT.match(the_id) if isinstance(the_id, str) else None

@@ -16,7 +16,10 @@ from sandkasten.model.sandbox.network_policy import Refusal  # noqa: TC001  (the
 from sandkasten.model.sandbox.sandbox_options import ENVIRONMENT, described
 from sandkasten.model.sandbox.usage import ExecUsage
 
-Status = Literal["completed", "running", "timed_out", "killed", "lost"]
+Status = Literal["completed", "running", "timed_out", "killed", "lost", "error", "interrupted"]
+"""`error` and `interrupted` are ends of code in a context, and never of a command."""
+ExecKind = Literal["command", "cell", "kernel"]
+"""A command or terminal; one piece of code in a context; the kernel of a context."""
 Source = Literal["stdout", "stderr", "pty"]
 
 
@@ -154,7 +157,7 @@ class ExecResult:
     """What is known of a command. `exit_code` is None when it is unknown; it is never invented."""
 
     exec_id: str
-    status: Status
+    status: Annotated[Status, OPEN]
     exit_code: int | None = None
     signal: int | None = None
     stdout: bytes = b""
@@ -180,3 +183,27 @@ class ExecResult:
     """The shell it ran in; None for a fresh process."""
     network: ExecNetwork | None = None
     """None when nothing was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecPast(ExecResult):
+    """One entry of a session's history: a command, a piece of code, or a kernel."""
+
+    kind: Annotated[ExecKind, OPEN] = "command"
+    command: str | None = None
+    """The command line, or the code of a cell. None if only the sandbox remembers it."""
+    command_bytes: int | None = None
+    """Size of the whole; None if it is not known."""
+    command_sha256: str | None = None
+    """The SHA-256 of the whole if `command` is shortened."""
+    language: str | None = None
+    """Of a cell or a kernel."""
+    context_id: str | None = None
+    error_name: str | None = None
+    """Of a cell: the name of the exception that ended it, or the code of the error if it was not
+    run or its kernel ended.
+    """
+    key_id: str | None = None
+    """The key that started it; None if there was none, or it is not known."""
+    output_kept: bool = True
+    """False if only the fact is remembered."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import astuple, fields, replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.model.audit_records import AuditHead
-from sandkasten.model.journal_rows import ExecRow, Retention, SessionRow
+from sandkasten.model.commands.exec_values import ExecNetwork
+from sandkasten.model.journal_rows import CODE_BYTES, ExecRow, Retention, SessionRow, shortened
+from sandkasten.model.json_codec import from_json, to_json
 from sandkasten.store.postgres.postgres_database import ALIVE, text_of
 from sandkasten.store.write_behind import WriteBehind
 
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 # Rows per statement: others wait for the locks of deleted rows.
 _PRUNE_AT_ONCE: Final = 5000
-_COMMAND_BYTES: Final = 4096
 _DAY_S: Final = 86_400
 _MOST_INTEGER: Final = (1 << 63) - 1
 
@@ -182,7 +183,7 @@ class PostgresJournal:
             before,
             limit,
         )
-        return [ExecRow(*row) for row in found]
+        return [_exec(row) for row in found]
 
     async def exec(self, session_id: str, exec_id: str) -> ExecRow | None:
         await self._behind.flush()
@@ -191,7 +192,7 @@ class PostgresJournal:
             session_id,
             exec_id,
         )
-        return None if found is None else ExecRow(*found)
+        return None if found is None else _exec(found)
 
     async def _note(self, rows: Sequence[ExecRow]) -> None:
         sessions = sorted({row.session_id for row in rows})
@@ -286,8 +287,17 @@ def _values(row: SessionRow) -> list[Any]:
 
 
 def _exec_values(row: ExecRow) -> list[Any]:
-    command = row.command.encode(errors="replace")[:_COMMAND_BYTES].decode(errors="ignore")
-    return [_plain(value) for value in astuple(replace(row, command=command))]
+    values = {name: _plain(getattr(row, name)) for name in _EXEC_FIELDS}
+    values["command"] = text_of(shortened(row.command, CODE_BYTES).text)
+    values["network"] = None if row.network is None else text_of(json.dumps(to_json(row.network)))
+    return [values[name] for name in _EXEC_FIELDS]
+
+
+def _exec(found: Row) -> ExecRow:
+    row = ExecRow(*found)
+    if row.network is None:
+        return row
+    return replace(row, network=from_json(ExecNetwork, json.loads(found["network"]), "network"))
 
 
 def _plain(value: Any) -> Any:

@@ -10,12 +10,14 @@ Does not own the database: closing it only writes the pending rows.
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, fields, replace
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sandkasten.model.audit_records import AuditHead, AuditRow
-from sandkasten.model.journal_rows import ExecRow, Retention, SessionRow
+from sandkasten.model.commands.exec_values import ExecNetwork
+from sandkasten.model.journal_rows import CODE_BYTES, ExecRow, Retention, SessionRow, shortened
+from sandkasten.model.json_codec import from_json, to_json
 from sandkasten.store.write_behind import WriteBehind
 
 if TYPE_CHECKING:
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
 
 # Rows per transaction: other writers wait while they are deleted.
 _PRUNE_AT_ONCE: Final = 5000
-_COMMAND_BYTES: Final = 4096
 
 _SESSION = ", ".join(field.name for field in fields(SessionRow))
-_EXEC = ", ".join(field.name for field in fields(ExecRow))
+_EXEC_FIELDS: Final = tuple(field.name for field in fields(ExecRow))
+_EXEC: Final = ", ".join(_EXEC_FIELDS)
 _AUDIT: Final = "at, tenant, key_id, action, target, outcome, request_id, detail"
 _SESSION_NEWER = ", ".join(f"{f.name} = excluded.{f.name}" for f in fields(SessionRow))
 _EXEC_MARKS = ", ".join(f":{field.name}" for field in fields(ExecRow))
@@ -171,7 +173,7 @@ class SqliteJournal:
         )
 
         def several(connection: sqlite3.Connection) -> Sequence[ExecRow]:
-            return [ExecRow(*row) for row in connection.execute(sql, (*where.values, limit))]
+            return [_exec(row) for row in connection.execute(sql, (*where.values, limit))]
 
         self._behind.push()
         return await self._database.read(several)
@@ -182,7 +184,7 @@ class SqliteJournal:
                 f"SELECT {_EXEC} FROM execs WHERE session_id = ? AND id = ?",  # noqa: S608
                 (session_id, exec_id),
             ).fetchone()
-            return None if found is None else ExecRow(*found)
+            return None if found is None else _exec(found)
 
         self._behind.push()
         return await self._database.read(one)
@@ -312,13 +314,21 @@ def _session(found: tuple[Any, ...]) -> SessionRow:
     return SessionRow(**{**named, "labels": _from_json(named["labels"])})
 
 
+def _exec(found: tuple[Any, ...]) -> ExecRow:
+    row = ExecRow(*found)
+    if row.network is None:
+        return row
+    network = from_json(ExecNetwork, json.loads(cast("str", row.network)), "network")
+    return replace(row, network=network)
+
+
 def _note(connection: sqlite3.Connection, rows: Sequence[ExecRow]) -> None:
     for row in rows:
-        values = dict(zip((f.name for f in fields(row)), astuple(row), strict=True))
-        values["command"] = row.command.encode(errors="replace")[:_COMMAND_BYTES].decode(
-            errors="ignore"
-        )
-        values["why"] = None if row.why is None else _text(row.why)
+        values = {name: getattr(row, name) for name in _EXEC_FIELDS}
+        values["command"] = shortened(row.command, CODE_BYTES).text
+        for name in ("why", "error_name"):
+            values[name] = None if values[name] is None else _text(values[name])
+        values["network"] = None if row.network is None else json.dumps(to_json(row.network))
         connection.execute(_NOTE, values)
         if row.status == "running":
             connection.execute(_LOSE + " AND execs.id = ?", (row.session_id, row.id))

@@ -1,0 +1,179 @@
+"""The history of a session: what its sandbox, the journal and the audit log know, in one list.
+
+While the sandbox lives, its answer about a command wins. The journal has the command lines, the
+code, and what the sandbox no longer remembers. Without a journal, the audit log has them, in which
+text is shortened more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Final, cast
+
+from sandkasten.model.audit_records import AuditFilter
+from sandkasten.model.commands.code_values import context_of, kernel_line
+from sandkasten.model.commands.exec_values import ExecPast, ExecResult, Why
+from sandkasten.model.ids import is_cell_id
+from sandkasten.model.journal_rows import ExecRow
+from sandkasten.model.sandbox.usage import ExecUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sandkasten.model.audit_records import AuditRow
+    from sandkasten.model.journal_rows import ExecStatus
+    from sandkasten.ports import AuditLog
+
+_RESULT: Final = tuple(one.name for one in fields(ExecResult))
+
+
+def kernel_row(row: ExecRow) -> ExecRow:
+    """Return the row of a command; of the kernel of a context, with what is shown of it."""
+    context = context_of(row.id, 0)
+    if context is None:
+        return row
+    line = kernel_line(row.id) or ""
+    return replace(
+        row,
+        kind="kernel",
+        command=line,
+        command_bytes=len(line),
+        language=context.language,
+        context_id=row.id,
+        # They exchange messages over it, which are not output.
+        stdout_bytes=0,
+        stderr_bytes=0,
+    )
+
+
+def told(result: ExecResult) -> ExecPast:
+    """Return a command as its sandbox knows it."""
+    known = {name: getattr(result, name) for name in _RESULT}
+    context = context_of(result.exec_id, 0)
+    if context is None:
+        return ExecPast(**known)
+    known |= {"stdout_bytes": 0, "stderr_bytes": 0, "last_seq": 0, "truncated": False}
+    return ExecPast(
+        **known,
+        kind="kernel",
+        command=kernel_line(result.exec_id),
+        language=context.language,
+        context_id=result.exec_id,
+        output_kept=False,
+    )
+
+
+def past_of(row: ExecRow) -> ExecPast:
+    """Return an entry that only the journal remembers, without output."""
+    return ExecPast(
+        exec_id=row.id,
+        status=row.status,
+        exit_code=row.exit_code,
+        signal=row.signal,
+        truncated=bool(row.stdout_bytes or row.stderr_bytes),
+        timed_out=row.status == "timed_out",
+        oom_killed=row.why == "OOM",
+        duration_ms=row.duration_ms or 0,
+        stdout_bytes=row.stdout_bytes,
+        stderr_bytes=row.stderr_bytes,
+        usage=ExecUsage(cpu_ms=row.cpu_ms or 0, peak_memory_bytes=row.peak_memory_bytes or 0),
+        why=_why(row),
+        started_at=row.started_at,
+        shell=row.shell,
+        network=row.network,
+        kind=row.kind,
+        command=row.command,
+        command_bytes=row.command_bytes,
+        command_sha256=row.command_sha256,
+        language=row.language,
+        context_id=row.context_id,
+        error_name=row.error_name,
+        key_id=row.key_id,
+        output_kept=False,
+    )
+
+
+def merged(results: Iterable[ExecResult], rows: Iterable[ExecRow]) -> list[ExecPast]:
+    """Return the entries of a sandbox and of the journal, oldest first, each once."""
+    found = {one.exec_id: told(one) for one in results}
+    for row in rows:
+        known = found.get(row.id)
+        if known is None:
+            found[row.id] = past_of(row)
+            continue
+        found[row.id] = replace(
+            known,
+            command=row.command,
+            command_bytes=row.command_bytes,
+            command_sha256=row.command_sha256,
+            key_id=row.key_id,
+            network=known.network or row.network,
+            why=known.why or _why(row),
+            oom_killed=known.oom_killed or row.why == "OOM",
+        )
+    return sorted(found.values(), key=lambda one: one.started_at)
+
+
+def _why(row: ExecRow) -> Why | None:
+    return None if row.why is None else Why(row.why)  # type: ignore[arg-type]
+
+
+async def audited(log: AuditLog, session_id: str, since: float, most: int) -> list[ExecRow]:
+    """Return the newest commands and code of a session as the audit log has them, with what it
+    does not know left out.
+    """
+    wanted = AuditFilter(
+        kind="exec", session_id=session_id, since=since, limit=2 * most, newest=True
+    )
+    rows: dict[str, ExecRow] = {}
+    for record in await log.read(wanted):
+        rows[record.target] = _audited(record, rows.get(record.target))
+    return [*rows.values()][-most:]
+
+
+def _audited(record: AuditRow, known: ExecRow | None) -> ExecRow:
+    detail, spent = record.detail, record.usage
+    ended = record.action.endswith(".end")
+    duration_ms = spent.get("duration_ms", 0)
+    row = known or ExecRow(
+        id=record.target,
+        session_id=record.session_id or "",
+        tenant=record.tenant,
+        command=detail.get("code") or detail.get("command") or "",
+        status="running",
+        started_at=record.at - (duration_ms / 1000 if ended else 0.0),
+        kind="cell" if is_cell_id(record.target) else "command",
+        language=detail.get("language"),
+        context_id=detail.get("context"),
+        command_bytes=int(detail["code_bytes"]) if "code_bytes" in detail else None,
+        command_sha256=detail.get("code_sha256"),
+        key_id=record.key_id,
+    )
+    if ended:
+        row = replace(
+            row,
+            status=cast("ExecStatus", record.outcome),
+            duration_ms=duration_ms,
+            stdout_bytes=spent.get("stdout_bytes", 0),
+            stderr_bytes=spent.get("stderr_bytes", 0),
+            error_name=detail.get("error"),
+        )
+    return kernel_row(row)
+
+
+def living(
+    rows: Sequence[ExecRow], running: Iterable[str], contexts: Iterable[str]
+) -> list[ExecRow]:
+    """Return the rows; a cell that ran in a process that is gone is lost. `running`: cells of this
+    process; `contexts`: those that still run, perhaps for another one.
+    """
+    ours, there = {*running}, {*contexts}
+    return [
+        replace(row, status="lost")
+        if row.kind == "cell"
+        and row.status == "running"
+        and row.id not in ours
+        and row.context_id not in there
+        else row
+        for row in rows
+    ]
