@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         AsyncTerminal,
         AsyncWatch,
     )
-    from sandkasten.client.results import FileBytes, Output, Result, RunResult, Transfer
+    from sandkasten.client.results import FileBytes, Output, PastResult, Result, RunResult, Transfer
     from sandkasten.client.run_once import run, run_async
     from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.client.secrets import AsyncSecrets, Secrets
@@ -140,7 +140,14 @@ _HOME = {
         "AsyncTerminal",
         "AsyncWatch",
     ),
-    "sandkasten.client.results": ("FileBytes", "Output", "Result", "RunResult", "Transfer"),
+    "sandkasten.client.results": (
+        "FileBytes",
+        "Output",
+        "PastResult",
+        "Result",
+        "RunResult",
+        "Transfer",
+    ),
     "sandkasten.client.sandbox": ("AsyncSandbox",),
     "sandkasten.client.session_client": ("AsyncSession", "SandboxClient"),
     "sandkasten.client.blocking.sync": (
@@ -315,6 +322,7 @@ __all__ = [
     "NotFound",
     "NotRegular",
     "Output",
+    "PastResult",
     "PayloadTooLarge",
     "PolicyDenied",
     "PortForward",

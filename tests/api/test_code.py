@@ -182,3 +182,18 @@ async def test_another_engine_finds_the_context_with_its_variables(place, real_e
         assert (await another.code.run(box, CodeRequest("kept"))).text == "'there'"
     finally:
         await another.aclose()
+
+
+async def test_what_the_network_refused_while_code_ran_is_in_its_entry(real_daemon):
+    box = await real_daemon.session(network={"allow": ["allowed.test:443"]})
+    code = (
+        "import socket\n"
+        "try:\n    socket.create_connection(('refused.test', 443), 5)\n"
+        "except OSError: pass"
+    )
+    body = {"code": code, "timeout_seconds": 60}
+    assert (await real_daemon.ask("POST", f"/v1/sessions/{box}/code", body)).status == 200
+    newest = (await real_daemon.ask("GET", f"/v1/sessions/{box}/execs")).json[0]
+    assert (newest["kind"], newest["command"], newest["status"]) == ("cell", code, "completed")
+    assert [one["host"] for one in newest["network"]["refused"]] == ["refused.test"]
+    await real_daemon.ask("DELETE", f"/v1/sessions/{box}")

@@ -309,7 +309,9 @@ async def test_an_interrupt_that_is_not_read_is_a_named_error(engine, box, monke
     the_id = "ctx_python_" + "3" * 16
     request = ExecRequest(("sleep", "600"), keep_stdin_open=True)
     await engine._execution.start(box, request, exec_id=the_id)
-    filling = asyncio.create_task(engine.exec_stdin(box, the_id, b"x" * 1_000_000))
+    _, channel = await engine._handles.connect(box)
+    fields = {"exec_id": the_id, "close": False}
+    filling = asyncio.create_task(channel.call("exec.stdin", fields, data=b"x" * 1_000_000))
     async with asyncio.timeout(30):
         with pytest.raises(KernelFailed, match="did not take the interrupt"):
             await engine.code.interrupt(box, the_id)

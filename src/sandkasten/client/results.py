@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import signal as signals
 import subprocess
-from dataclasses import asdict, field
+from dataclasses import asdict, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from sandkasten.errors import CommandTimeout, SandboxLost
@@ -19,7 +19,7 @@ from sandkasten.model.files.file_entries import FileBytes as FileBytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.model.commands.exec_values import ExecResult, Status, Why
+    from sandkasten.model.commands.exec_values import ExecKind, ExecPast, ExecResult, Status, Why
     from sandkasten.model.sandbox.network_policy import Refusal
     from sandkasten.model.sandbox.oneshot_values import Artifact
     from sandkasten.model.sandbox.oneshot_values import RunResult as EngineRunResult
@@ -149,6 +149,53 @@ class Result:
             "why": None if self.why is None else asdict(self.why),
             "network": _network(self),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class PastResult(Result):
+    """One entry of a sandbox's history: a command, a piece of code, or a kernel."""
+
+    kind: ExecKind = "command"
+    command: str | None = None
+    """The command line, or the code, shortened; None if only the sandbox remembers it."""
+    command_bytes: int | None = None
+    """Size of the whole."""
+    command_sha256: str | None = field(default=None, repr=False)
+    """SHA-256 of the whole, if it was shortened."""
+    language: str | None = None
+    """Of code or a kernel."""
+    context_id: str | None = field(default=None, repr=False)
+    error_name: str | None = None
+    """Of code: the exception that ended it, or the code of the error if it was not run or its
+    kernel ended.
+    """
+    key_id: str | None = field(default=None, repr=False)
+    """The key that started it."""
+
+    @property
+    def ok(self) -> bool:
+        # Code has no exit status.
+        return self.status == "completed" and (self.exit_code == 0 or self.kind == "cell")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry as the history of the public contract has it, ready for JSON."""
+        names = [one.name for one in fields(PastResult)][len(fields(Result)) :]
+        return {**Result.as_dict(self), **{name: getattr(self, name) for name in names}}
+
+
+def past_of(answer: ExecPast) -> PastResult:
+    result = result_of(answer)
+    return PastResult(
+        **{one.name: getattr(result, one.name) for one in fields(Result)},
+        kind=answer.kind,
+        command=answer.command,
+        command_bytes=answer.command_bytes,
+        command_sha256=answer.command_sha256,
+        language=answer.language,
+        context_id=answer.context_id,
+        error_name=answer.error_name,
+        key_id=answer.key_id,
+    )
 
 
 def result_of(answer: ExecResult) -> Result:

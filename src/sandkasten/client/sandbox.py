@@ -16,7 +16,7 @@ from sandkasten.client.caller_input import Command, check_keywords, takes
 from sandkasten.client.contexts import AsyncContexts, run_in_context
 from sandkasten.client.port_forward import AsyncPortForward
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal
-from sandkasten.client.results import Result, RunResult, result_of
+from sandkasten.client.results import PastResult, Result, RunResult, past_of, result_of
 from sandkasten.client.server.daemon_or_embedded import place_of
 from sandkasten.client.server.server_pool import connect, previews_of
 from sandkasten.client.transfer.file_methods import SandboxFiles
@@ -342,9 +342,11 @@ class AsyncSandbox(SandboxFiles):
         """
         await (await self.transport()).shell_close(self.id, name)
 
-    async def execs(self) -> builtins.list[Result]:
-        """Return the commands that ran here, as far back as the sandbox remembers."""
-        return [result_of(one) for one in await (await self.transport()).execs(self.id)]
+    async def execs(self) -> builtins.list[PastResult]:
+        """Return the commands and the code that ran here, as far back as is remembered, oldest
+        first, without the output of code.
+        """
+        return [past_of(one) for one in await (await self.transport()).execs(self.id)]
 
     def terminal(
         self,

@@ -1,19 +1,22 @@
-"""Record what the engine does in the audit log: commands, file writes, decisions of policy, ends.
+"""Record what the engine does in the audit log: commands, code, file writes, decisions of policy,
+ends.
 
 A command is recorded when the runner gets it and when it has ended, or once for both if it ends
 within 50 ms. These records are written up to 50 ms later, because a write for each would cost
 more than many commands do. What a crash lost of them is recorded by the next daemon as far as the
-runner knows it, which is all but the command line. Other records are written before the caller gets
-its answer. Text of users is shortened and without what looks like a secret; file content and output
-are never recorded. Without a log this module does nothing, and it never makes a request fail.
+runner knows it, which is all but the command line. No runner knows code; the next daemon takes it
+from the journal. Other records are written before the caller gets its answer. Text of users is
+shortened and without what looks like a secret; file content and output are never recorded. Without
+a log this module does nothing, and it never makes a request fail.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import (
@@ -25,7 +28,10 @@ from sandkasten.errors import (
 )
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.audit_records import AuditFilter, AuditRow
+from sandkasten.model.commands.code_values import kernel_line
 from sandkasten.model.commands.exec_values import Pty
+from sandkasten.model.ids import is_cell_id
+from sandkasten.model.journal_rows import ExecRow
 from sandkasten.model.redaction import excerpt
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.ports.spans import caller_key, request_id
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
     from sandkasten.wire.messages import ExecReply
 
 _COMMAND_CHARS: Final = 1024
+CODE_CHARS: Final = 4096
+_NAME_CHARS: Final = 100
 _MOST_RUNNING: Final = 10_000
 # More than can end in the moment that a crash may lose.
 _MOST_LOST: Final = 2000
@@ -63,9 +71,11 @@ class _ExecNote:
     line: tuple[str, ...] | str | None = None
     shell: str | None = None
     terminal: bool = False
+    code: ExecRow | None = None
+    """Code in a context, instead of a command line."""
     outcome: str | None = None
     """None: it was started, and more is not known."""
-    result: ExecResult | None = None
+    result: ExecResult | ExecRow | None = None
     recovered: bool = False
     taken: bool = False
 
@@ -76,6 +86,8 @@ class _ExecNote:
             # Quoting a long list only to cut it would take long.
             text = line if isinstance(line, str) else shlex.join(line[:_COMMAND_CHARS])
             detail["command"] = excerpt(text, _COMMAND_CHARS)
+        if self.code is not None:
+            detail |= _code(self.code)
         if self.shell is not None:
             detail["shell"] = self.shell
         if self.terminal:
@@ -86,12 +98,13 @@ class _ExecNote:
         if self.result is not None:
             detail |= _ending(self.result)
             usage = _usage(self.result)
+        verb = "code" if is_cell_id(self.exec_id) else "exec"
         return AuditRow(
             seq=0,
             at=self.at,
             tenant=self.tenant,
             key_id=self.key_id,
-            action="exec.start" if self.outcome is None else "exec.end",
+            action=f"{verb}.start" if self.outcome is None else f"{verb}.end",
             target=self.exec_id,
             outcome=self.outcome or "ok",
             request_id=self.request_id or "",
@@ -120,6 +133,8 @@ class AuditTrail:
         self.log = log
         self._clock = clock
         self._running: dict[str, _ExecNote] = {}
+        self._recorded: dict[str, None] = {}
+        """Ids of those whose end was recorded last."""
         self._newest: tuple[set[str], float] | None = None
         self.recordings: Recordings | None = None
         self.background: dict[str, OutputRecording] = {}
@@ -157,10 +172,7 @@ class AuditTrail:
         if self.log is not None:
             note = self._note(record.tenant, record.id, exec_id)
             note.line, note.shell, note.terminal = line, shell, terminal
-            self._running[exec_id] = note
-            if len(self._running) > _MOST_RUNNING:
-                del self._running[next(iter(self._running))]
-            self.log.record_soon(note)
+            self._begin(note)
 
     @contextmanager
     def starting(
@@ -171,12 +183,19 @@ class AuditTrail:
         shell: str | None = None,
         *,
         terminal: bool = False,
+        keyed: bool = False,
     ) -> Iterator[None]:
-        """Record a command that the block starts, and the error if it cannot be started."""
-        self.exec_asked(record, exec_id, line, shell, terminal=terminal)
+        """Record a command that the block starts, and the error if it cannot be started. With an
+        idempotency key the block may find the command of an earlier request, so the caller records
+        it then.
+        """
+        if not keyed:
+            self.exec_asked(record, exec_id, line, shell, terminal=terminal)
         try:
             yield
         except SandkastenError as exc:
+            if keyed:
+                self.exec_asked(record, exec_id, line, shell, terminal=terminal)
             self.exec_failed(record.tenant, record.id, exec_id, exc.code)
             raise
 
@@ -186,7 +205,36 @@ class AuditTrail:
         """Record how a command ended, and what it used. `recovered`: its start was not recorded,
         because the process that started it died.
         """
+        if kernel_line(result.exec_id) is not None:
+            # What it wrote are messages, and not output.
+            result = replace(result, stdout_bytes=0, stderr_bytes=0)
         self._ended(tenant, session_id, result.exec_id, result, result.status, recovered=recovered)
+
+    def code_asked(self, row: ExecRow) -> None:
+        """Record code that a context gets next."""
+        if self.log is not None:
+            note = self._note(row.tenant, row.session_id, row.id)
+            note.code = row
+            self._begin(note)
+
+    def code_ended(self, row: ExecRow, *, recovered: bool = False) -> None:
+        """Record how code ended. `recovered`: the process that ran it died."""
+        if self.log is None:
+            return
+        if recovered:
+            note = self._note(row.tenant, row.session_id, row.id)
+            note.code, note.key_id, note.recovered = row, row.key_id, True
+            note.result, note.outcome = row, row.status
+            self.log.record_soon(note)
+        else:
+            self._ended(row.tenant, row.session_id, row.id, row, row.status)
+
+    def _begin(self, note: _ExecNote) -> None:
+        assert self.log is not None
+        self._running[note.exec_id] = note
+        if len(self._running) > _MOST_RUNNING:
+            del self._running[next(iter(self._running))]
+        self.log.record_soon(note)
 
     async def unrecorded(self, replies: Sequence[ExecReply]) -> Sequence[ExecReply]:
         """Return the ended commands whose end is not in the log, as far as its newest records
@@ -218,13 +266,17 @@ class AuditTrail:
         tenant: str,
         session_id: str,
         exec_id: str,
-        result: ExecResult | None,
+        result: ExecResult | ExecRow | None,
         outcome: str,
         *,
         recovered: bool = False,
     ) -> None:
-        if self.log is None:
+        # Several callers may wait for one command, by its idempotency key.
+        if self.log is None or exec_id in self._recorded:
             return
+        self._recorded[exec_id] = None
+        if len(self._recorded) > _MOST_RUNNING:
+            del self._recorded[next(iter(self._recorded))]
         note = self._running.pop(exec_id, None)
         if note is not None and not note.taken:
             # Both in one record.
@@ -232,6 +284,7 @@ class AuditTrail:
             return
         note = self._note(tenant, session_id, exec_id)
         note.result, note.outcome, note.recovered = result, outcome, recovered
+        note.line = kernel_line(exec_id) if recovered else None
         self.log.record_soon(note)
 
     def _note(self, tenant: str, session_id: str, exec_id: str) -> _ExecNote:
@@ -377,8 +430,26 @@ class AuditTrail:
             )
 
 
-def _ending(result: ExecResult) -> dict[str, str]:
+def _code(row: ExecRow) -> dict[str, str]:
+    detail = {"code": excerpt(row.command, CODE_CHARS), "language": row.language or ""}
+    if row.context_id is not None:
+        detail["context"] = row.context_id
+    if row.command_sha256 is not None or len(row.command) > CODE_CHARS:
+        detail["code_bytes"] = str(row.command_bytes)
+        whole = row.command_sha256 or hashlib.sha256(row.command.encode()).hexdigest()
+        detail["code_sha256"] = whole
+    return detail
+
+
+def _ending(result: ExecResult | ExecRow) -> dict[str, str]:
     detail: dict[str, str] = {}
+    if isinstance(result, ExecRow):
+        if result.error_name is not None:
+            detail["error"] = excerpt(result.error_name, _NAME_CHARS)
+        if result.network is not None and result.network.refused:
+            refused = [f"{one.host}:{one.port}" for one in result.network.refused]
+            detail["refused"] = excerpt(" ".join(refused), _PATH_CHARS)
+        return detail
     if result.exit_code is not None:
         detail["exit_code"] = str(result.exit_code)
     if result.signal is not None:
@@ -388,7 +459,11 @@ def _ending(result: ExecResult) -> dict[str, str]:
     return detail
 
 
-def _usage(result: ExecResult) -> dict[str, int]:
+def _usage(result: ExecResult | ExecRow) -> dict[str, int]:
+    if isinstance(result, ExecRow):
+        # The kernel is measured, and not each piece of code.
+        names = ("duration_ms", "stdout_bytes", "stderr_bytes")
+        return {name: getattr(result, name) or 0 for name in names}
     used = result.usage
     return {
         "cpu_ms": used.cpu_ms,

@@ -52,8 +52,15 @@ from sandkasten.engine.storage.sandbox_files import FileOperations
 from sandkasten.engine.storage.tenant_secrets import TenantSecrets
 from sandkasten.engine.storage.workspace_files import WorkspaceFiles
 from sandkasten.engine.tenant_traffic import TenantTraffic
-from sandkasten.errors import BackendUnavailable, SandkastenError
-from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
+from sandkasten.errors import BackendUnavailable, Conflict, SandkastenError
+from sandkasten.model.commands.code_values import kernel_line
+from sandkasten.model.commands.exec_values import (
+    Chunk,
+    ChunkReader,
+    ExecPast,
+    ExecRequest,
+    ExecResult,
+)
 from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.readiness import Readiness, Tier
 from sandkasten.model.sandbox.sandbox_values import (
@@ -99,6 +106,7 @@ if TYPE_CHECKING:
 Infos: TypeAlias = list[Info]
 Processes: TypeAlias = list[Process]
 Results: TypeAlias = list[ExecResult]
+Past: TypeAlias = list[ExecPast]
 Tiered: TypeAlias = list[Tier]
 Silences: TypeAlias = list[BackendUnavailable]
 
@@ -409,8 +417,25 @@ class Engine:
     ) -> AsyncIterator[Chunk | ExecResult]:
         return self._execution.output(sandbox_id, exec_id, since_seq=since_seq, follow=follow)
 
-    async def execs(self, sandbox_id: str) -> Results:
-        return [*await self._execution.list(sandbox_id)]
+    async def execs(self, sandbox_id: str, *, limit: int = 256, tenant: str | None = None) -> Past:
+        """Return the newest commands, pieces of code and kernels of a sandbox, oldest first."""
+        try:
+            results = await self._execution.list(sandbox_id)
+        except Conflict:
+            # Paused: it cannot be asked, and what it would say is in the journal.
+            if not self._history.remembers:
+                raise
+            results = ()
+        return await self._history.past(sandbox_id, results, limit, tenant)
+
+    async def past_execs(self, sandbox_id: str, *, limit: int, tenant: str) -> Past:
+        """Return what the journal remembers of a session, also of an ended one, oldest first."""
+        return await self._history.past(sandbox_id, (), limit, tenant)
+
+    async def commands(self, sandbox_id: str) -> Results:
+        """Return the newest commands as the sandbox knows them, without kernels."""
+        found = await self._execution.list(sandbox_id)
+        return [one for one in found if kernel_line(one.exec_id) is None]
 
     def terminal(
         self,
@@ -424,7 +449,14 @@ class Engine:
     ) -> AbstractAsyncContextManager[Terminal]:
         self._in_flight.check()
         return open_terminal(
-            self._handles, sandbox_id, command=command, rows=rows, cols=cols, env=env, cwd=cwd
+            self._handles,
+            self._history,
+            sandbox_id,
+            command=command,
+            rows=rows,
+            cols=cols,
+            env=env,
+            cwd=cwd,
         )
 
     def connect(self, sandbox_id: str, port: int) -> AbstractAsyncContextManager[PortStream]:

@@ -503,7 +503,7 @@ export interface ExecNetwork {
 
 export interface ExecPast {
   execId: string;
-  /** completed, running, timed_out, killed or lost */
+  /** completed, running, timed_out, killed or lost; of a cell also error or interrupted */
   status: string;
   /** null when it is not known; never invented */
   exitCode: number | null;
@@ -536,8 +536,21 @@ export interface ExecPast {
   pid: number | null;
   shell: string | null;
   startedAt: number;
-  /** null when only the sandbox remembers it. */
+  /** command, cell (a piece of code in a context), or kernel (of a context) */
+  kind: string;
+  /** The command line, or the code of a cell, shortened; null when only the sandbox remembers it. */
   command: string | null;
+  /** Size of the whole, if it is known. */
+  commandBytes: number | null;
+  /** SHA-256 of the whole, if it was shortened. */
+  commandSha256: string | null;
+  /** Of a cell or a kernel. */
+  language: string | null;
+  contextId: string | null;
+  /** Of a cell: the exception that ended it, or the code of the error if it was not run or its kernel ended. */
+  errorName: string | null;
+  /** The key that started it. */
+  keyId: string | null;
   /** false: only the fact is remembered. */
   outputKept: boolean;
 }

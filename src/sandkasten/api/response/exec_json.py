@@ -9,37 +9,11 @@ import codecs
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.model.commands.exec_values import ExecResult, Why
-from sandkasten.model.json_codec import to_json
-from sandkasten.model.sandbox.usage import ExecUsage
-
 if TYPE_CHECKING:
     from sandkasten.model.commands.exec_values import Chunk
-    from sandkasten.model.journal_rows import ExecRow
     from sandkasten.ports import Clock
 
 _decoder = codecs.getincrementaldecoder("utf-8")
-
-
-def row_fields(row: ExecRow) -> dict[str, Any]:
-    """Return the exec answer of a command that only the journal remembers, without output."""
-    result = ExecResult(
-        exec_id=row.id,
-        status=row.status,
-        exit_code=row.exit_code,
-        signal=row.signal,
-        truncated=bool(row.stdout_bytes or row.stderr_bytes),
-        timed_out=row.status == "timed_out",
-        oom_killed=row.why == "OOM",
-        duration_ms=row.duration_ms or 0,
-        stdout_bytes=row.stdout_bytes,
-        stderr_bytes=row.stderr_bytes,
-        usage=ExecUsage(cpu_ms=row.cpu_ms or 0, peak_memory_bytes=row.peak_memory_bytes or 0),
-        why=None if row.why is None else Why(row.why),  # type: ignore[arg-type]
-        started_at=row.started_at,
-        shell=row.shell,
-    )
-    return {**to_json(result), "command": row.command, "output_kept": False}
 
 
 def chunk_fields(chunk: Chunk) -> dict[str, Any]:

@@ -194,7 +194,26 @@ class OutputAnswer(Exec):
 
 
 class ExecPast(Exec):
-    command: str | None = Field(description="null when only the sandbox remembers it.")
+    status: str = Field(
+        description="completed, running, timed_out, killed or lost; of a cell also error or "
+        "interrupted"
+    )
+    kind: str = Field(
+        description="command, cell (a piece of code in a context), or kernel (of a context)"
+    )
+    command: str | None = Field(
+        description="The command line, or the code of a cell, shortened; null when only the "
+        "sandbox remembers it."
+    )
+    command_bytes: int | None = Field(description="Size of the whole, if it is known.")
+    command_sha256: str | None = Field(description="SHA-256 of the whole, if it was shortened.")
+    language: str | None = Field(description="Of a cell or a kernel.")
+    context_id: str | None
+    error_name: str | None = Field(
+        description="Of a cell: the exception that ended it, or the code of the error if it was "
+        "not run or its kernel ended."
+    )
+    key_id: str | None = Field(description="The key that started it.")
     output_kept: bool = Field(description="false: only the fact is remembered.")
 
 

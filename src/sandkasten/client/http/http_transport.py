@@ -42,7 +42,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from sandkasten.client.server.transport import PortTransport, TerminalTransport
-    from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
+    from sandkasten.model.commands.exec_values import (
+        Chunk,
+        ChunkReader,
+        ExecPast,
+        ExecRequest,
+        ExecResult,
+    )
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.sandbox_values import (
         CreateRequest,
@@ -264,7 +270,7 @@ class HttpTransport:
         )
         await self.connection.ask(order)
 
-    async def execs(self, sandbox_id: str) -> Sequence[ExecResult]:
+    async def execs(self, sandbox_id: str) -> Sequence[ExecPast]:
         return session_json.execs_of(await self._get(session_path(sandbox_id, "execs")))
 
     def terminal(

@@ -19,7 +19,7 @@ from sandkasten.client.http.json_values import (
     values_of,
 )
 from sandkasten.errors import InvalidRequest
-from sandkasten.model.commands.exec_values import Chunk, ExecResult, Pty
+from sandkasten.model.commands.exec_values import Chunk, ExecPast, ExecResult, Pty
 from sandkasten.model.request_spellings import bytes_of
 from sandkasten.model.sandbox.oneshot_values import RunResult, StoredKey
 from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY
@@ -129,9 +129,9 @@ def exec_result_of(value: object) -> ExecResult:
     return value_of(ExecResult, value, "exec")
 
 
-def execs_of(value: object) -> list[ExecResult]:
-    """Return commands oldest first, as one process lists them; the daemon has the newest first."""
-    return values_of(ExecResult, value, "execs")[::-1]
+def execs_of(value: object) -> list[ExecPast]:
+    """Return entries oldest first, as one process lists them; the daemon has the newest first."""
+    return values_of(ExecPast, value, "execs")[::-1]
 
 
 def chunk_of(value: object) -> Chunk:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
         CodeResult,
         ContextRequest,
     )
-    from sandkasten.model.commands.exec_values import Chunk, ChunkReader, ExecRequest, ExecResult
+    from sandkasten.model.commands.exec_values import (
+        Chunk,
+        ChunkReader,
+        ExecPast,
+        ExecRequest,
+        ExecResult,
+    )
     from sandkasten.model.files.file_entries import (
         Change,
         FileContent,
@@ -225,7 +231,7 @@ class Transport(Protocol):
     async def exec_stdin(
         self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False
     ) -> None: ...
-    async def execs(self, sandbox_id: str) -> Sequence[ExecResult]: ...
+    async def execs(self, sandbox_id: str) -> Sequence[ExecPast]: ...
     def terminal(
         self,
         sandbox_id: str,

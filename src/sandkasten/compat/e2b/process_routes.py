@@ -204,7 +204,7 @@ async def _slices(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _running(call: Call, the_id: SandboxId) -> list[ExecResult]:
-    return [one for one in await call.engine.execs(the_id) if one.status == "running"]
+    return [one for one in await call.engine.commands(the_id) if one.status == "running"]
 
 
 async def _start(

@@ -29,6 +29,7 @@ from sandkasten.engine.code.bridge_lines import (
     Done,
     invalid,
 )
+from sandkasten.engine.code.code_record import CodeRecord
 from sandkasten.engine.code.context_program import ContextProgram, no_kernel
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S, Execution
 from sandkasten.errors import (
@@ -121,26 +122,29 @@ class CodeContexts:
             "results": MAX_RESULT_BYTES,
         }
         retried = False
-        while True:
-            context = checked.context or await self._default(
-                sandbox_id, checked.language, directory
-            )
-            lines = CallLines(secrets.token_hex(8), limits.stdout_bytes, limits.stderr_bytes)
-            bound_s = (checked.timeout_seconds or 0.0) + ANSWER_SLACK_S
-            try:
-                done = await self._talk(sandbox_id, context, lines, fields, bound_s, show)
-            except _Ended as exc:
-                self._defaults.pop((sandbox_id, checked.language), None)
-                if checked.context is not None and not lines.seen:
-                    raise no_context() from exc
-                if lines.seen or retried:
-                    raise _died(str(exc)) from exc
-                retried = True
-                continue
-            if done.status in ("no_kernel", "not_started"):
-                self._defaults.pop((sandbox_id, checked.language), None)
-            await self._check(sandbox_id, context, done)
-            return _result(context, checked.language, lines, done, began)
+        with CodeRecord(handle, self._execution.history, checked) as cell:
+            reader = cell.shown_to(show)
+            while True:
+                context = checked.context or await self._default(
+                    sandbox_id, checked.language, directory
+                )
+                await cell.begins(context)
+                lines = CallLines(secrets.token_hex(8), limits.stdout_bytes, limits.stderr_bytes)
+                bound_s = (checked.timeout_seconds or 0.0) + ANSWER_SLACK_S
+                try:
+                    done = await self._talk(sandbox_id, context, lines, fields, bound_s, reader)
+                except _Ended as exc:
+                    self._defaults.pop((sandbox_id, checked.language), None)
+                    if checked.context is not None and not lines.seen:
+                        raise no_context() from exc
+                    if lines.seen or retried:
+                        raise _died(str(exc)) from exc
+                    retried = True
+                    continue
+                if done.status in ("no_kernel", "not_started"):
+                    self._defaults.pop((sandbox_id, checked.language), None)
+                await self._check(sandbox_id, context, done)
+                return await cell.ended(_result(context, checked.language, lines, done, began))
 
     async def create(self, sandbox_id: str, request: ContextRequest) -> CodeContext:
         """Start a context and wait until its kernel is ready."""

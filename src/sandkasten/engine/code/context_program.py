@@ -101,7 +101,7 @@ class ContextProgram:
             max_output_bytes=_MAX_LIST_BYTES,
         )
         try:
-            result = await self._execution.run(sandbox_id, request)
+            result = await self._execution.run(sandbox_id, request, line="list of kernels")
         except CommandNotFound:
             return ()
         try:
@@ -119,6 +119,13 @@ class ContextProgram:
         if self._payload is None:
             self._payload = await asyncio.to_thread(_payload)
         return self._payload
+
+
+def shown_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command line of a process; a short one instead of that of this program."""
+    if words[1:3] == ("-c", _LOAD):
+        return (words[0], "kernel_bridge", *words[3:-1])
+    return words
 
 
 def _command(payload: bytes, *words: str) -> tuple[str, ...]:

@@ -51,18 +51,25 @@ async def explain_end(
 
 async def refused_network(handle: Handle, reply: ExecReply) -> ExecNetwork | None:
     """Return what the network refused while the command ran, or a dry run let pass; else None."""
+    if not reply.ended:
+        return None
+    began = reply.started_ms / 1000
+    return await refused_between(handle, began, began + reply.duration_ms / 1000)
+
+
+async def refused_between(handle: Handle, began: float, ended: float) -> ExecNetwork | None:
+    """Return what the network refused between two Unix times, or a dry run let pass; else None."""
     # The cheap check first: most sandboxes have no network, which is known after one command.
-    if not reply.ended or (handle.networked is False and handle.record.network == "none"):
+    if handle.networked is False and handle.record.network == "none":
         return None
     if not isinstance(handle.cell, Networked):
         handle.networked = False
         return None
     if handle.record.network == "none" and not await _created_with_network(handle, handle.cell):
         return None
-    began = reply.started_ms / 1000 - _CLOCKS_DIFFER_S
-    ended = began + reply.duration_ms / 1000 + 2 * _CLOCKS_DIFFER_S
-    seen = [attempt(one) for one in await handle.cell.network_records(0, began)]
-    seen = [one for one in seen if one.at <= ended]
+    first, last = began - _CLOCKS_DIFFER_S, ended + _CLOCKS_DIFFER_S
+    seen = [attempt(one) for one in await handle.cell.network_records(0, first)]
+    seen = [one for one in seen if one.at <= last]
     network = handle.record.network
     dry_run = isinstance(network, dict) and network.get("dry_run", False)
     found = ExecNetwork(refusals(seen), suggested(seen) if dry_run else ())

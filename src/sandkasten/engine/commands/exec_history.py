@@ -1,20 +1,25 @@
-"""Record in the journal which commands ran: when they started and how they ended.
+"""Record in the journal which commands and code ran: when they started and how they ended.
 
 A caller that waits for a command records its end. For all other commands, one task per sandbox asks
 the runner while any of them runs, records the end and emits its event. That task ends with the
 engine and never changes what runs.
-Without a journal this module does nothing, and it never makes a command fail.
+Only the process that runs code in a context knows its end. Its row is written before it runs, so
+the next daemon finds it and records it as lost.
+Without a journal this module remembers only code, and it never makes a command fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shlex
+from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.activity import activity
 from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
+from sandkasten.engine.commands.exec_past import audited, kernel_row, living, merged
 from sandkasten.engine.commands.exec_results import result_of
 from sandkasten.engine.handles import Handles, is_paused
 from sandkasten.errors import (
@@ -26,17 +31,17 @@ from sandkasten.errors import (
 )
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.kept_output import KeptOutput
-from sandkasten.model.journal_rows import ExecRow
+from sandkasten.model.journal_rows import COMMAND_BYTES, ExecRow, shortened
+from sandkasten.ports.spans import caller_key
 from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.model.commands.exec_values import ExecResult
+    from sandkasten.model.commands.exec_values import ExecPast, ExecResult
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import Clock, EventSink, Journal
 
-_COMMAND_BYTES = 4096
 # The task waits for the oldest command, so its end is recorded at once; the others are checked at
 # this interval.
 _ROUND_S = 2.0
@@ -44,6 +49,10 @@ _CALL_TIMEOUT_S = 30.0
 _AGAIN_S = 0.5
 # Retry interval for a backend that does not answer; each failure doubles it up to a limit.
 _AGAIN_LATER_S = 8.0
+# A database that does not answer delays code by this much, and does not keep it from running.
+_WRITE_S = 1.0
+_MOST_LISTED = 1000
+_MOST_REMEMBERED = 1024
 
 
 @dataclass(slots=True)
@@ -62,20 +71,55 @@ class ExecHistory:
         clock: Clock,
         events: EventSink | None = None,
     ) -> None:
-        self._trail = handles.trail
+        self.trail = handles.trail
         self._handles = handles
         self._journal = journal
-        self._clock = clock
+        self.clock = clock
         self._events = events
         self._followed: dict[str, _Followed] = {}
         self._closed = False
         self._running: dict[str, dict[str, ExecRow]] = {}
+        self._remembered: OrderedDict[str, ExecRow] = OrderedDict()
+        """Code that ran here, if there is no journal."""
 
     def running(self, session_id: str) -> Sequence[ExecRow] | None:
-        """Return the commands that have not ended, oldest first; None if nothing is recorded."""
+        """Return the commands and the code that have not ended, oldest first; None if nothing is
+        recorded. A kernel that waits for code is neither.
+        """
         if self._journal is None:
             return None
-        return [*self._running.get(session_id, {}).values()]
+        rows = self._running.get(session_id, {}).values()
+        return [row for row in rows if row.kind != "kernel"]
+
+    @property
+    def remembers(self) -> bool:
+        """True if commands are remembered without their sandbox."""
+        return self._journal is not None
+
+    async def past(
+        self, session_id: str, results: Sequence[ExecResult], limit: int, tenant: str | None
+    ) -> list[ExecPast]:
+        """Return the newest entries of a session, oldest first. `results`: what its sandbox
+        told; `tenant`: whose entries of the journal, None for all.
+        """
+        rows = await self._rows(session_id, results, limit)
+        return merged(results, [one for one in rows if tenant in (None, one.tenant)])[-limit:]
+
+    async def _rows(
+        self, session_id: str, results: Sequence[ExecResult], limit: int
+    ) -> Sequence[ExecRow]:
+        if self._journal is not None:
+            return await self._journal.execs(session_id, limit=limit)
+        ours = {row.id: row for row in self._remembered.values() if row.session_id == session_id}
+        rows = []
+        if self.trail.log is not None:
+            handle = await self._handles.get(session_id)
+            since = handle.record.created_at
+            rows = await audited(self.trail.log, session_id, since, limit)
+        running = self._running.get(session_id, {})
+        contexts = [one.exec_id for one in results if one.status == "running"]
+        audited_rows = {row.id: row for row in living(rows, running, contexts)}
+        return [*(audited_rows | ours).values()]
 
     def began(
         self, record: Record, exec_id: str, line: tuple[str, ...] | str, shell: str | None
@@ -83,18 +127,45 @@ class ExecHistory:
         """Record a command as running; return None if nothing is recorded."""
         if self._journal is None:
             return None
-        row = ExecRow(
-            id=exec_id,
-            session_id=record.id,
-            tenant=record.tenant,
-            command=_text(line),
-            status="running",
-            started_at=self._clock.now(),
-            shell=shell,
+        command = shortened(line if isinstance(line, str) else shlex.join(line), COMMAND_BYTES)
+        row = kernel_row(
+            ExecRow(
+                id=exec_id,
+                session_id=record.id,
+                tenant=record.tenant,
+                command=command.text,
+                status="running",
+                started_at=self.clock.now(),
+                shell=shell,
+                command_bytes=command.size_bytes,
+                command_sha256=command.sha256,
+                key_id=caller_key.get(),
+            )
         )
         self._journal.note_exec(row)
         self._runs(row)
         return row
+
+    async def code_begins(self, row: ExecRow) -> None:
+        """Record code before its context gets it. After this, a crash leaves its row."""
+        self._note_code(row)
+        self._runs(row)
+        if self._journal is not None:
+            with suppress(SandkastenError, TimeoutError):
+                async with asyncio.timeout(_WRITE_S):
+                    await self._journal.flush()
+
+    def code_ended(self, row: ExecRow) -> None:
+        self._runs_no_more(row)
+        self._note_code(row)
+
+    def _note_code(self, row: ExecRow) -> None:
+        if self._journal is not None:
+            self._journal.note_exec(row)
+            return
+        self._remembered[row.id] = row
+        if len(self._remembered) > _MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
 
     def _runs(self, row: ExecRow) -> None:
         self._running.setdefault(row.session_id, {})[row.id] = row
@@ -116,7 +187,7 @@ class ExecHistory:
         """
         self.ended(row, result)
         if not recorded:
-            self._trail.exec_ended(row.tenant, row.session_id, result)
+            self.trail.exec_ended(row.tenant, row.session_id, result)
         emit_finished(self._events, row.session_id, result)
 
     def follow(self, row: ExecRow) -> None:
@@ -135,25 +206,41 @@ class ExecHistory:
         """
         if self._journal is None:
             return 0
-        noted = {row.id: row for row in await self._journal.execs(record.id)}
+        rows = await self._journal.execs(record.id, limit=_MOST_LISTED)
+        noted = {row.id: row for row in rows if row.kind != "cell"}
         handle, channel = await self._handles.connect(record.id)
         replies = decode_execs(await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S))
         for reply in replies:
             handle.note(reply)
         listed = {reply.exec_id: reply for reply in replies}
-        for reply in await self._trail.unrecorded(replies) if restarted else ():
+        for reply in await self.trail.unrecorded(replies) if restarted else ():
             result = result_of(reply, KeptOutput(0, 0))
-            self._trail.exec_ended(record.tenant, record.id, result, recovered=True)
+            self.trail.exec_ended(record.tenant, record.id, result, recovered=True)
+        for row in rows if restarted else ():
+            if row.kind == "cell" and row.status == "running":
+                self._code_lost(row)
         count = 0
         for exec_id in {*listed, *(row.id for row in noted.values() if row.status == "running")}:
             known = listed.get(exec_id)
-            row = noted.get(exec_id) or _found(record, known, exec_id)
+            # One that has run for long may be older than the rows above.
+            row = (
+                noted.get(exec_id)
+                or await self._journal.exec(record.id, exec_id)
+                or _found(record, known, exec_id)
+            )
             if row.status == "running" and (known is None or not known.ended):
                 self.follow(row)
                 count += 1
             elif row.status == "running" and known is not None:
                 self._ended_alone(row, result_of(known, KeptOutput(0, 0)), recorded=restarted)
         return count
+
+    def _code_lost(self, row: ExecRow) -> None:
+        """Record code whose process is gone, unless this process runs it."""
+        if row.id not in self._running.get(row.session_id, {}):
+            lost = replace(row, status="lost")
+            self.code_ended(lost)
+            self.trail.code_ended(lost, recovered=True)
 
     async def aclose(self) -> None:
         """Stop following. The commands continue."""
@@ -216,7 +303,7 @@ class ExecHistory:
             self._runs_no_more(row)
             if self._journal is not None:
                 self._journal.note_exec(replace(row, status="lost"))
-            self._trail.exec_failed(row.tenant, row.session_id, row.id, "lost")
+            self.trail.exec_failed(row.tenant, row.session_id, row.id, "lost")
             replies = []
         if len(followed.rows) > 1:
             listed = await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S)
@@ -233,19 +320,21 @@ def _found(record: Record, reply: ExecReply | None, exec_id: str) -> ExecRow:
     """Return the row of a command that another process started. The runner does not report its
     command line.
     """
-    return ExecRow(
-        id=exec_id,
-        session_id=record.id,
-        tenant=record.tenant,
-        command="",
-        status="running",
-        started_at=0.0 if reply is None else reply.started_ms / 1000,
-        shell=None if reply is None else reply.shell,
+    return kernel_row(
+        ExecRow(
+            id=exec_id,
+            session_id=record.id,
+            tenant=record.tenant,
+            command="",
+            status="running",
+            started_at=0.0 if reply is None else reply.started_ms / 1000,
+            shell=None if reply is None else reply.shell,
+        )
     )
 
 
 def _ended(row: ExecRow, result: ExecResult) -> ExecRow:
-    return replace(
+    ended = replace(
         row,
         status=result.status,
         exit_code=result.exit_code,
@@ -258,11 +347,6 @@ def _ended(row: ExecRow, result: ExecResult) -> ExecRow:
         stderr_bytes=result.stderr_bytes,
         why=None if result.why is None else result.why.code,
         shell=result.shell,
+        network=result.network,
     )
-
-
-def _text(command: tuple[str, ...] | str) -> str:
-    """Return the command on one line, truncated, with undecodable bytes replaced."""
-    text = command if isinstance(command, str) else shlex.join(command)
-    data = text.encode("utf-8", "replace")
-    return data[:_COMMAND_BYTES].decode("utf-8", "ignore")
+    return kernel_row(ended)

@@ -30,12 +30,14 @@ from sandkasten.engine.commands.exec_to_end import ExecToEnd
 from sandkasten.engine.commands.exec_user import as_user
 from sandkasten.engine.handles import ExecStart, Handle, Handles
 from sandkasten.errors import (
+    Conflict,
     FileNotFound,
     InvalidRequest,
     ProtocolViolation,
     SandkastenError,
     ShellNotFound,
 )
+from sandkasten.model.commands.code_values import kernel_line
 from sandkasten.model.commands.command import Command, checked_command, checked_shell, fingerprint
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.commands.kept_output import KeptOutput
@@ -81,7 +83,7 @@ class Execution:
         self.to_end = ExecToEnd(handles.trail, history, events, ceiling, tracing)
         self._tracing = tracing
         self._handles = handles
-        self._history = history
+        self.history = history
         self._events = events
         self._ceiling = ceiling
 
@@ -92,13 +94,15 @@ class Execution:
         show: ChunkReader | None = None,
         *,
         held: str | None = None,
+        line: str | None = None,
     ) -> ExecResult:
         """Run it to its end, in the program `held` if the sandbox has that; `show` receives the
-        output as it comes.
+        output as it comes. `line`: what is recorded of a program of ours.
         """
         with self._tracing.begin("sandbox.exec") as span:
             following = await self._follow(sandbox_id, request, span, held)
-            with _RecordedExec(self._history, self._trail, following, request.command) as noted:
+            shown = line or request.command
+            with _RecordedExec(self.history, self._trail, following, shown) as noted:
                 async with aclosing(following.chunks()) as chunks:
                     async for chunk in chunks:
                         noted.saw(chunk)
@@ -112,7 +116,7 @@ class Execution:
     ) -> AsyncIterator[Chunk | ExecResult]:
         with self._tracing.begin("sandbox.exec") as span:
             following = await self._follow(sandbox_id, request, span)
-            with _RecordedExec(self._history, self._trail, following, request.command) as noted:
+            with _RecordedExec(self.history, self._trail, following, request.command) as noted:
                 async with aclosing(following.chunks()) as chunks:
                     async for chunk in chunks:
                         noted.saw(chunk)
@@ -139,26 +143,34 @@ class Execution:
         handle.remember(exec_id, ExecStart(handle.counters, command.timeout_s))
         fields = start_fields(exec_id, command, follow=False)
         shell = command.shell if command.argv is None else None
-        with self._trail.starting(handle.record, exec_id, request.command, shell):
+        line = kernel_line(exec_id) or request.command
+        keyed = command.key is not None
+        with self._trail.starting(handle.record, exec_id, line, shell, keyed=keyed):
             reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
             check_same_command(exec_id, reply.exec_id)
         if shell is not None:
             # It may change the directory, and no caller may ask how it ended.
             handle.cwd = None
-        recording = self._trail.recording(handle.record, reply.exec_id, request.command)
+        # Else it was found by its key, and the request that started it recorded it.
+        ours = reply.exec_id == exec_id
+        if keyed and ours:
+            self._trail.exec_asked(handle.record, exec_id, line, shell)
+        recording = None
+        if ours and kernel_line(exec_id) is None:
+            recording = self._trail.recording(handle.record, exec_id, line)
         if recording is not None:
-            self._trail.background[reply.exec_id] = recording
+            self._trail.background[exec_id] = recording
             if len(self._trail.background) > _MOST_RECORDED:
                 self._trail.background.pop(next(iter(self._trail.background))).close()
-        row = self._history.began(handle.record, reply.exec_id, request.command, shell)
+        # Also if it was found: the client of an earlier request may have left before it began.
+        row = self.history.began(handle.record, reply.exec_id, line, shell)
         if row is not None:
-            self._history.follow(row)
+            self.history.follow(row)
         if command.stdin is not None:
             # The stream that started the command has ended, so its stdin is sent with the stdin
             # verb.
-            await self.stdin(
-                sandbox_id, reply.exec_id, command.stdin, close=not command.keep_stdin_open
-            )
+            fields = {"exec_id": reply.exec_id, "close": not command.keep_stdin_open}
+            await channel.call("exec.stdin", fields, data=command.stdin)
         return result_of(reply, KeptOutput(0, 0))
 
     async def get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
@@ -176,7 +188,7 @@ class Execution:
                 )
             async with channel.stream("exec.output", {"exec_id": exec_id}) as call:
                 async for item in call:
-                    if isinstance(item, OutputChunk):
+                    if isinstance(item, OutputChunk) and kernel_line(exec_id) is None:
                         self._saw(exec_id, _add(output, item))
                 reply = decode_exec(await call.result())
         handle.note(reply)
@@ -199,13 +211,14 @@ class Execution:
             channel.stream("exec.output", fields) as call,
         ):
             async for item in call:
-                if isinstance(item, OutputChunk):
+                if isinstance(item, OutputChunk) and kernel_line(exec_id) is None:
                     chunk = self._saw(exec_id, _add(output, item))
                     if chunk.seq > since_seq:
                         yield chunk
             reply = decode_exec(await call.result())
         handle.note(reply)
-        for chunk in missing_end(reply, output, exec_id):
+        missing = missing_end(reply, output, exec_id) if kernel_line(exec_id) is None else ()
+        for chunk in missing:
             if chunk.seq > since_seq:
                 yield chunk
         yield await self._ended(handle, reply, output)
@@ -220,8 +233,12 @@ class Execution:
     async def stdin(
         self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False
     ) -> None:
-        _, channel = await self._handles.connect(sandbox_id)
         fields = {"exec_id": checked_exec_id(exec_id), "close": close}
+        if kernel_line(exec_id) is not None:
+            raise Conflict(
+                "a code context takes no input", hint="run code in it: box.run_code, POST …/code"
+            )
+        _, channel = await self._handles.connect(sandbox_id)
         # No deadline here: a program reads its stdin when it wants to, and has its own deadline.
         await channel.call("exec.stdin", fields, data=data)
 
@@ -259,6 +276,9 @@ class Execution:
         if recording is not None:
             recording.close()
         why = await explain_end(self._handles, handle, reply)
+        if kernel_line(reply.exec_id) is not None:
+            # Its output is messages to the engine.
+            reply = replace(reply, stdout_bytes=0, stderr_bytes=0, last_seq=0, truncated=False)
         return result_of(reply, output, why=why, network=await refused_network(handle, reply))
 
     async def _call(
@@ -338,16 +358,30 @@ class _RecordedExec:
         self._line = line
         self._row: ExecRow | None = None
         self._ended = False
+        self._known = False
+        """Whether the audit log has it."""
+        self._found = False
+        """Whether an earlier request started it."""
         self._recording: OutputRecording | None = None
         following.on_started = self._began
 
     def __enter__(self) -> _RecordedExec:
         following = self._following
-        shell = following.command.shell if following.command.argv is None else None
-        record = following.handle.record
-        self._trail.exec_asked(record, following.exec_id, self._line, shell)
-        self._recording = self._trail.recording(record, following.exec_id, self._line)
+        if following.command.key is None:
+            self._asked()
+        self._recording = self._trail.recording(
+            following.handle.record, following.exec_id, self._line
+        )
         return self
+
+    def _asked(self) -> None:
+        """Record it in the audit log, once, unless it is the command of an earlier request."""
+        if not self._known:
+            self._known = True
+            following = self._following
+            shell = following.command.shell if following.command.argv is None else None
+            record = following.handle.record
+            self._trail.exec_asked(record, following.exec_id, self._line, shell)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
@@ -355,7 +389,10 @@ class _RecordedExec:
         following = self._following
         if self._recording is not None:
             self._recording.close()
-        if isinstance(error, SandkastenError):
+        if kind is not None and not self._found:
+            # Also if it is not known to have begun.
+            self._asked()
+        if isinstance(error, SandkastenError) and not self._found:
             record = following.handle.record
             self._trail.exec_failed(record.tenant, record.id, following.exec_id, error.code)
         left = kind is not None and not issubclass(kind, SandkastenError)
@@ -372,6 +409,8 @@ class _RecordedExec:
 
     def ended(self, result: ExecResult) -> ExecResult:
         record = self._following.handle.record
+        if result.exec_id == self._following.exec_id:
+            self._asked()
         self._trail.exec_ended(record.tenant, record.id, result)
         if self._row is not None:
             self._ended = True
@@ -379,6 +418,12 @@ class _RecordedExec:
         return result
 
     def _began(self, exec_id: str) -> None:
+        # By its idempotency key; then the request that started it is in the audit log.
+        self._found = exec_id != self._following.exec_id
+        if not self._found:
+            self._asked()
+        elif self._recording is not None:
+            self._recording.close()
         record, command = self._following.handle.record, self._following.command
         shell = command.shell if command.argv is None else None
         self._row = self._history.began(record, exec_id, self._line, shell)

@@ -20,8 +20,15 @@ from sandkasten.engine.activity import activity
 from sandkasten.engine.commands.exec_endings import explain_end
 from sandkasten.engine.commands.exec_results import ending_of, result_of
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
-from sandkasten.errors import InvalidRequest, ProtocolViolation, SandkastenError, ShellNotFound
+from sandkasten.errors import (
+    ExecNotFound,
+    InvalidRequest,
+    ProtocolViolation,
+    SandkastenError,
+    ShellNotFound,
+)
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.commands.code_values import kernel_line
 from sandkasten.model.commands.command import checked_pty
 from sandkasten.model.commands.exec_values import ExecResult, Pty
 from sandkasten.model.commands.kept_output import KeptOutput
@@ -38,11 +45,11 @@ from sandkasten.wire.messages import decode_exec
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from sandkasten.engine.audit_trail import AuditTrail
     from sandkasten.engine.commands.exec_history import ExecHistory
     from sandkasten.engine.commands.execution import Execution
     from sandkasten.engine.drain import Drain
     from sandkasten.engine.handles import Handle, Handles
+    from sandkasten.model.journal_rows import ExecRow
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import OutputRecording
     from sandkasten.wire.channel import Channel
@@ -60,11 +67,20 @@ class Terminal:
     """Iterate it to read what the program writes. One task may iterate while another sends."""
 
     def __init__(
-        self, call: Call, channel: Channel, exec_id: str, record: Record, trail: AuditTrail
+        self,
+        call: Call,
+        channel: Channel,
+        exec_id: str,
+        record: Record,
+        history: ExecHistory,
+        row: ExecRow | None,
     ) -> None:
         self.exec_id = exec_id
-        self._trail = trail
         self.ended = False
+        self.recorded = False
+        """True if its end is recorded."""
+        self._history = history
+        self._row = row
         self._call = call
         self._channel = channel
         self._record = record
@@ -97,13 +113,17 @@ class Terminal:
         self.ended = True
         why = verdict(ending_of(reply), self._record.limits)
         result = result_of(reply, KeptOutput(0, 0), raw=True, why=why)
-        self._trail.exec_ended(self._record.tenant, self._record.id, result)
+        self.recorded = True
+        self._history.trail.exec_ended(self._record.tenant, self._record.id, result)
+        if self._row is not None:
+            self._history.ended(self._row, result)
         return result
 
 
 @asynccontextmanager
 async def open_terminal(
     handles: Handles,
+    history: ExecHistory,
     sandbox_id: str,
     *,
     command: tuple[str, ...] | None,
@@ -119,15 +139,18 @@ async def open_terminal(
     fields = terminal_fields(sandbox_id, channel, command, Pty(rows, cols), env, cwd)
     exec_id = str(fields["exec_id"])
     line = command or (channel.hello.shell or "sh",)
-    handles.trail.exec_asked(handle.record, exec_id, line, terminal=True)
     async with handles.explaining(handle), channel.stream("exec.start", fields) as call:
-        await _started(call)
-        terminal = Terminal(call, channel, exec_id, handle.record, handles.trail)
+        with handles.trail.starting(handle.record, exec_id, line, terminal=True):
+            await _started(call)
+        row = history.began(handle.record, exec_id, line, None)
+        terminal = Terminal(call, channel, exec_id, handle.record, history, row)
         try:
             yield terminal
         finally:
             if not terminal.ended:
                 await hang_up(channel, exec_id)
+            if row is not None and not terminal.recorded:
+                history.follow(row)
 
 
 def terminal_fields(
@@ -306,6 +329,8 @@ class TerminalSessions:
         Raise ExecNotFound if there is no such command (any more).
         """
         exec_id = checked_exec_id(exec_id)
+        if kernel_line(exec_id) is not None:
+            raise ExecNotFound("no terminal has that id", hint="list them with execs")
         with activity(False):
             handle, channel = await self._handles.connect(sandbox_id)
         key = (sandbox_id, exec_id)

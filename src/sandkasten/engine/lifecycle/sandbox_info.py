@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.code.context_program import shown_words
 from sandkasten.model.access.tenancy import unscoped
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.lifecycle import State
@@ -73,7 +74,7 @@ def process_of(told: ProcessInfo) -> Process:
         uid=told.uid,
         state=told.state,
         name=told.name,
-        cmdline=told.cmdline,
+        cmdline=shown_words(told.cmdline),
         rss_bytes=told.rss_bytes,
         cpu_ms=told.cpu_ms,
         started_at=told.started_ms / 1000,
