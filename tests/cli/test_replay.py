@@ -62,3 +62,65 @@ def test_without_a_daemon_there_is_nothing_to_replay(cli):
     alone = cli("replay", "sbx_0000000000000000")
     assert (alone.status, alone.out) == (125, "")
     assert "hint: start one: sandkasten serve" in alone.err
+
+
+CODE = "x = 1  # \x1b]52;c;ZXZpbA==\x07\x1b[6n\u202e\r\nprint('shown')\n1 / 0"
+LINES = [
+    r"  x = 1  # \x1b]52;c;ZXZpbA==\x07\x1b[6n\u202e",
+    "  print('shown')",
+    "  1 / 0",
+]
+
+
+def test_code_and_commands_of_several_lines_are_lines_and_nothing_acts_on_the_terminal(
+    tmp_path, cli
+):
+    with served(tmp_path / "data", SANDKASTEN_RECORDING_ENABLED="true"):
+        box = json.loads(cli("create", "--json").out)["id"]
+        assert cli("code", box, "-c", CODE).status == 1
+        assert cli("exec", box, "for i in 1\ndo echo $i\ndone").status == 0
+        shown = cli("replay", box, "--no-wait").out
+        lines = shown.splitlines()
+        at = next(number for number, line in enumerate(lines) if line.endswith("] python>"))
+        assert lines[at + 1 : at + 5] == [*LINES, "shown"]
+        assert any(line.startswith("[error ZeroDivisionError, ") for line in lines)
+        at = next(number for number, line in enumerate(lines) if line.endswith("] $ for i in 1"))
+        assert lines[at + 1 : at + 4] == ["  do echo $i", "  done", "1"]
+        assert [line.partition("] ")[2] for line in lines if "kernel" in line] == ["python kernel"]
+        assert "import json" not in shown
+
+        audit = cli("audit", "show", "--kind", "exec", "--session", box)
+        for line in (*LINES, "  do echo $i", "  done"):
+            assert "    " + line.strip() in audit.out.splitlines()
+        for printed in (shown.replace("\x1b[0m", ""), audit.out):
+            assert not {"\x1b", "\x07", "\r"} & set(printed)
+
+        cell, command = [
+            one
+            for one in json.loads(cli("inspect", box).out)["commands"]
+            if one["kind"] != "kernel"
+        ]
+        assert (cell["kind"], cell["command"], cell["error_name"]) == (
+            "cell",
+            CODE,
+            "ZeroDivisionError",
+        )
+        assert command["command"] == "for i in 1\ndo echo $i\ndone"
+        # The newest command, also if code ran later.
+        assert cli("code", box, "-c", "1").status == 0
+        assert cli("logs", box).out == "1\n"
+        refused = cli("logs", box, cell["exec_id"])
+        assert (refused.status, "is code in a context" in refused.err) == (125, True)
+        table = cli("ps", box).out
+        assert "kernel_bridge python" in table
+        assert "import json" not in table
+
+
+def test_another_tenant_sees_no_code(tmp_path, cli, monkeypatch):
+    with served(tmp_path / "data"):
+        box = json.loads(cli("create", "--json").out)["id"]
+        assert cli("code", box, "-c", "mine = 1").status == 0
+        monkeypatch.setenv("SANDKASTEN_TENANT", "other")
+        for verb in ("inspect", "replay"):
+            other = cli(verb, box)
+            assert (other.status, "mine" in other.out + other.err) == (125, False)

@@ -135,12 +135,16 @@ def put_json(value: Any) -> None:
     put(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
 
 
-def put_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print columns separated by at least two spaces."""
+def put_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str] = ()
+) -> None:
+    """Print columns separated by at least two spaces, and `below` each row its lines."""
     cells = [list(head), *([visible(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    for row in cells:
+    for number, row in enumerate(cells):
         put("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        if below and number and below[number - 1]:
+            put("    " + paragraph(below[number - 1], "    "))
 
 
 def put_sandboxes(

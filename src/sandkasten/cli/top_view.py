@@ -29,7 +29,8 @@ class Row:
     @property
     def command(self) -> str:
         """The newest command that runs."""
-        return self.usage.commands[-1].command if self.usage.commands else ""
+        newest = self.usage.commands[-1].command if self.usage.commands else ""
+        return " ".join(newest.split())
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.stdin import blocks, is_prepared
 from sandkasten.errors import Conflict, ExecNotFound, InvalidRequest, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.ids import is_cell_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,7 +181,15 @@ async def _attach(state: State, start: str) -> AsyncSandbox:
 async def _process(state: State, start: str, exec_start: str | None) -> AsyncProcess:
     box = await _attach(state, start)
     ran = sorted(await box.execs(), key=lambda one: one.started_at)
-    return box.process(_pick(exec_start, [one.exec_id for one in ran]))
+    if not exec_start:
+        ran = [one for one in ran if one.kind == "command"]
+    chosen = _pick(exec_start, [one.exec_id for one in ran])
+    if is_cell_id(chosen):
+        raise InvalidRequest(
+            f"{chosen} is code in a context, not a command",
+            hint=f"if it was recorded, its output is in: sandkasten replay {box.id}",
+        )
+    return box.process(chosen)
 
 
 def _pick(start: str | None, ids: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sandkasten.cli.state import State
-    from sandkasten.client.results import Result
+    from sandkasten.client.results import PastResult
     from sandkasten.client.server.transport import Transport
     from sandkasten.model.sandbox.sandbox_values import Info, Process, Stats
     from sandkasten.model.sandbox.usage import Usage
@@ -108,10 +108,18 @@ async def inspect(state: State, start: str) -> None:
     put(json.dumps(shown, indent=2))
 
 
-def _command(one: Result) -> dict[str, Any]:
+def _command(one: PastResult) -> dict[str, Any]:
     return {
         "exec_id": one.exec_id,
+        "kind": one.kind,
+        "command": one.command,
+        "command_bytes": one.command_bytes,
+        "command_sha256": one.command_sha256,
+        "language": one.language,
+        "context_id": one.context_id,
+        "key_id": one.key_id,
         "status": one.status,
+        "error_name": one.error_name,
         "exit_code": one.exit_code,
         "signal": one.signal,
         "shell": one.shell,
@@ -119,6 +127,7 @@ def _command(one: Result) -> dict[str, Any]:
         "duration_ms": one.duration_ms,
         "stdout_bytes": one.stdout_bytes,
         "stderr_bytes": one.stderr_bytes,
+        "refused": [f"{refusal.host}:{refusal.port}" for refusal in one.refused],
     }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from sandkasten.cli.exit_status import EXIT_NOT_READY, UsageError
-from sandkasten.cli.output import counted, put, put_json, put_table, say, tell, visible
+from sandkasten.cli.output import counted, paragraph, put, put_json, put_table, say, tell, visible
 from sandkasten.cli.state import State, go
 from sandkasten.model.audit_records import KINDS, AuditFilter, AuditHead
 
@@ -181,7 +181,7 @@ async def _list(state: State, wanted: AuditFilter) -> None:
         put_json([described(row) for row in rows])
         return
     head = ("SEQ", "AT", "TENANT", "KEY", "ACTION", "TARGET", "OUTCOME", "DETAIL")
-    put_table(head, _cells(rows))
+    put_table(head, _cells(rows), [_lines(row) for row in rows])
 
 
 async def _follow(state: State, wanted: AuditFilter) -> None:
@@ -195,8 +195,10 @@ async def _follow(state: State, wanted: AuditFilter) -> None:
             for row in rows:
                 put_json(described(row))
         else:
-            for cells in _cells(rows):
+            for row, cells in zip(rows, _cells(rows), strict=True):
                 put("  ".join(visible(cell) for cell in cells))
+                if lines := _lines(row):
+                    put("    " + paragraph(lines, "    "))
         seq = rows[-1].seq if rows else wanted.since_seq
         wanted = replace(wanted, since_seq=seq, newest=False)
         await asyncio.sleep(_EVERY_S)
@@ -284,7 +286,14 @@ def _cells(rows: Sequence[AuditRow]) -> list[tuple[str, ...]]:
 
 
 def _detail(row: AuditRow) -> str:
-    told = [f"{name}={value}" for name, value in row.detail.items()]
+    lines = _lines(row)
+    told = [f"{name}={value}" for name, value in row.detail.items() if value != lines]
     told += [f"{name}={value}" for name, value in row.usage.items() if value]
     text = " ".join(told)
     return text if len(text) <= _MOST_DETAIL else text[: _MOST_DETAIL - 1] + "…"
+
+
+def _lines(row: AuditRow) -> str:
+    """Return the code or command of a record if it has several lines, which are shown below it."""
+    found = row.detail.get("code") or row.detail.get("command") or ""
+    return found if "\n" in found.rstrip("\n") else ""

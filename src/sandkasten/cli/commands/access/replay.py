@@ -13,7 +13,7 @@ import typer
 from sandkasten.cli import completions
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import state_of
-from sandkasten.cli.output import put, put_json, say, visible
+from sandkasten.cli.output import paragraph, put, put_json, say, visible
 from sandkasten.cli.state import State, go
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _replay(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show a session again, command by command, with output and times."""
+    """Show a session again, commands and code, with output and times."""
     state = state_of(context, json=json)
     if cast is not None:
         go(_cast(state, id, cast, output))
@@ -152,7 +152,7 @@ async def _play(
     from sandkasten.model.commands.terminal_text import HarmlessText
 
     began = float(command.get("started_at") or 0)
-    put(f"[{timestamp(began)}] $ {visible(str(command.get('command') or '(unknown)'))}")
+    put(f"[{timestamp(began)}] {_asked(command)}")
     harmless, last, text = HarmlessText(), 0.0, ""
     for at, part in events or ():
         await pace.wait(at - last)
@@ -166,5 +166,27 @@ async def _play(
     if events is None and (command.get("stdout_bytes") or command.get("stderr_bytes")):
         say("(its output was not kept)")
     code = command.get("exit_code")
+    name = command.get("error_name")
     ended = f"exit {code}" if code is not None else str(command.get("status"))
-    put(f"[{ended}, {command.get('duration_ms') or 0} ms]")
+    ended += f" {visible(str(name))}" if name else ""
+    refused = (command.get("network") or {}).get("refused") or ()
+    ended += f", {command.get('duration_ms') or 0} ms"
+    if refused:
+        ended += "; refused " + " ".join(visible(f"{one['host']}:{one['port']}") for one in refused)
+    put(f"[{ended}]")
+
+
+def _asked(command: dict[str, Any]) -> str:
+    """Return a prompt and what was run, in its lines, with everything else escaped."""
+    text = str(command.get("command") or "(unknown)")
+    kind = command.get("kind")
+    if kind == "kernel":
+        return visible(text)
+    shown = paragraph(text)
+    if command.get("command_sha256"):
+        size, digest = command.get("command_bytes"), command.get("command_sha256")
+        shown += f"\n  … ({size} bytes in all, SHA-256 {visible(str(digest))})"
+    if kind != "cell":
+        return f"$ {shown}"
+    separator = "\n  " if "\n" in shown else " "
+    return f"{visible(str(command.get('language')))}>{separator}{shown}"
