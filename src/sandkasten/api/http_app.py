@@ -310,12 +310,10 @@ class App:
             span.fail(answering.code or "INTERNAL", f"status {status}")
         elif answering.code is not None:
             span.set({"error": answering.code})
-        left_out: int | None = 0
-        if status == 401:
-            client = scope.get("client")
-            left_out = self._refusals.left_out(str(client[0]) if client else "")
-            if left_out is None:
-                return
+        client = scope.get("client")
+        left_out = self._refusals.left_out(str(client[0]) if client else "") if status == 401 else 0
+        if left_out is None:
+            return
         log_request(
             method=method,
             route=None if route is None else route.path,
