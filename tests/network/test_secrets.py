@@ -113,6 +113,8 @@ def test_a_program_uses_a_secret_that_the_sandbox_does_not_have(
         assert "*" * len(VALUE) in told, told
         assert VALUE not in told
     assert "cannot be searched" in curl(box, f"https://good.test:{api.port}/gzip")
+    # The length of a compressed answer says something about what is in it.
+    assert "HTTP/1.1 502 Bad Gateway" in curl(box, "-I", f"https://good.test:{api.port}/gzip")
     # Another host gets nothing, by itself or by a redirect.
     assert curl(box, f"https://evil.test:{api.port}/user") == "who are you\n"
     assert '"value": ""' in curl(box, "-L", f"https://good.test:{api.port}/away")
@@ -308,6 +310,8 @@ def test_rules_for_requests_decide_about_each_of_them(inspected, api, monkeypatc
         (f"{good}/repos/%2e%2e/user",),
         (f"{good}/",),
         ("-X", "DELETE", f"{evil}/any"),
+        ("-H", "X-HTTP-Method-Override: DELETE", f"{good}/repos/x"),
+        ("-H", "X_Original_URL: /user", f"{good}/repos/x"),
     ]
     for words in refused:
         told = curl(box, *words)
@@ -438,8 +442,8 @@ for protocol in ("websocket", "h2c"):
             print(made.recv(65536).split(b"\\r\\n")[0].decode())
             if protocol == "websocket":
                 for part in (b"{stored.placeholder}", b"s"):
-                    made.sendall(part)
-                    print(made.recv(65536).decode())
+                    made.sendall(bytes([0x81, 0x80 | len(part), 0, 0, 0, 0]) + part)
+                    print(made.recv(65536)[2:].decode())
 """
     done = box.exec(["python3", "-c", code])
     assert done.output.splitlines() == [

@@ -12,12 +12,14 @@ import ssl
 import subprocess
 import zipfile
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, unquote_to_bytes
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 VALUE = 's3cr=t"Value-0123456789'
@@ -111,6 +113,7 @@ class Api(http.server.ThreadingHTTPServer):
         super().__init__((address, 0), _Api)
         self.seen: list[dict[str, Any]] = []
         self.files: Path | None = None
+        self.forms: dict[str, Callable[[str], str]] = {}
         if chain is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(chain)
@@ -159,10 +162,24 @@ class _Api(http.server.BaseHTTPRequestHandler):
             self.send_response(101)
             self.send_header("Upgrade", "websocket")
             self.send_header("Connection", "Upgrade")
+            if query == "deflate":
+                self.send_header("Sec-WebSocket-Extensions", "permessage-deflate")
             self.end_headers()
-            while data := self.connection.recv(65536):
-                self.connection.sendall(data)
+            self._talk()
             self.close_connection = True
+        elif path == "/stream":
+            # A text that the client chooses, and then nothing until the client leaves.
+            text = unquote_to_bytes(query)
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(text), text))
+            self.connection.recv(1)
+            self.close_connection = True
+        elif path == "/form":
+            value = self.headers["Authorization"].removeprefix("Bearer ")
+            shown = self.server.forms[unquote(query)](value)
+            self._answer(200, f"[{shown}]\n".encode())
         elif path == "/large":
             self._answer(200, b"x" * 1_000_000)
         elif path == "/away":
@@ -183,7 +200,36 @@ class _Api(http.server.BaseHTTPRequestHandler):
         else:
             self._answer(200, echo)
 
-    do_POST = do_PUT = do_DELETE = do_GET
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET
+
+    def _talk(self) -> None:
+        """Send each message of a WebSocket back, and the token in the ways that one names."""
+        token = self.headers["Authorization"].encode()
+        half = len(token) - 8
+        first, second = token[:half], token[half:]
+        while data := self._message():
+            if data == b"records":
+                self.connection.sendall(bytes([0x81, len(token)]) + first)
+                self.connection.sendall(second)
+            elif data == b"fragments":
+                self.connection.sendall(bytes([0x01, len(first)]) + first)
+                # A control frame may come between them.
+                self.connection.sendall(
+                    bytes([0x89, 1]) + b"?" + bytes([0x80, len(second)]) + second
+                )
+            elif data == b"close":
+                reason = b"\x03\xe8" + token
+                self.connection.sendall(bytes([0x88, len(reason)]) + reason)
+            else:
+                self.connection.sendall(bytes([0x81, len(data)]) + data)
+
+    def _message(self) -> bytes:
+        """Return a message of up to 125 bytes in one frame; none at the end."""
+        head = self.rfile.read(6)
+        if len(head) < 6:
+            return b""
+        mask, payload = head[2:], self.rfile.read(head[1] & 0x7F)
+        return bytes(one ^ mask[at % 4] for at, one in enumerate(payload))
 
     def _chunks(self) -> str:
         found = b""
@@ -240,7 +286,8 @@ class _Api(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         pass

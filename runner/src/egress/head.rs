@@ -182,6 +182,10 @@ impl Head {
         found.map(|(_, value)| value.as_slice()).collect()
     }
 
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.headers.iter().map(|(name, _)| &name[..])
+    }
+
     /// Return the only header with a name; None if there is none or more than one.
     pub fn only(&self, name: &str) -> Option<&[u8]> {
         match self.all(name)[..] {

@@ -117,6 +117,12 @@ impl Rules {
         all.any(|rule| rule.path.is_some() && rule.matches(to, port))
     }
 
+    /// Whether methods or paths decide something at this destination.
+    pub fn looks_at_requests(&self, to: Destination<'_>, port: u16) -> bool {
+        let mut all = self.allow.iter().chain(&self.deny);
+        all.any(|rule| rule.is_partial() && rule.matches(to, port))
+    }
+
     /// Whether a name may be looked up outside: some port of it is allowed.
     pub fn may_resolve(&self, name: &str) -> bool {
         let to = Destination::Name(name);

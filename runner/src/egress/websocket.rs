@@ -25,8 +25,9 @@ const GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 const REFUSAL: &[u8] = b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: websocket\r\n\
 Connection: close, Upgrade\r\nContent-Length: 0\r\n\r\n";
 const CONTINUATION: u8 = 0;
+const TEXT: u8 = 1;
 const BINARY: u8 = 2;
-const CLOSE: u8 = 8;
+pub const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
@@ -269,20 +270,24 @@ impl Decoder {
                 used = end;
                 continue;
             }
-            let head = match Head::parse(&input[used..])? {
+            let head = match FrameHead::parse(&input[used..]) {
                 Some(head) => head,
                 None => break,
+            };
+            let key = match head.key {
+                Some(key) if head.is_valid() && head.kind() != TEXT => key,
+                _ => return Err("not a frame of a client".to_owned()),
             };
             if head.is_control() {
                 let (begin, length) = (used + head.bytes, head.length as usize);
                 let payload: Vec<u8> = match input.get(begin..begin + length) {
                     Some(masked) => {
-                        let mask = head.mask.iter().cycle();
+                        let mask = key.iter().cycle();
                         masked.iter().zip(mask).map(|(a, b)| a ^ b).collect()
                     }
                     None => break,
                 };
-                match head.kind {
+                match head.kind() {
                     PING => frame(PONG, &payload, answers),
                     CLOSE => {
                         frame(CLOSE, &payload[..payload.len().min(2)], answers);
@@ -295,7 +300,7 @@ impl Decoder {
             }
             used += head.bytes;
             self.left = head.length;
-            self.mask = head.mask;
+            self.mask = key;
             self.at = 0;
         }
         input.drain(..used);
@@ -303,58 +308,68 @@ impl Decoder {
     }
 }
 
-struct Head {
-    kind: u8,
-    length: u64,
-    mask: [u8; 4],
+/// The head of a frame, of a client or of a server.
+pub struct FrameHead {
+    /// The end of a message, reserved bits, and the kind.
+    pub first: u8,
+    /// What the payload is combined with; of a client alone.
+    pub key: Option<[u8; 4]>,
+    pub length: u64,
     /// How long the head is.
-    bytes: usize,
+    pub bytes: usize,
 }
 
-impl Head {
-    fn is_control(&self) -> bool {
-        self.kind >= CLOSE
-    }
-
-    /// Return the head of a frame; None if it has not arrived. It must be masked and binary.
-    fn parse(input: &[u8]) -> Result<Option<Head>, String> {
-        let (first, second) = match input {
-            [first, second, ..] => (*first, *second),
-            _ => return Ok(None),
-        };
-        let kind = first & 0x0f;
-        let known = matches!(kind, CONTINUATION | BINARY | CLOSE | PING | PONG);
-        if first & 0x70 != 0 || !known || second & 0x80 == 0 {
-            return Err("not a frame of a client".to_owned());
-        }
+impl FrameHead {
+    /// Return the head of a frame; None if it has not arrived.
+    pub fn parse(input: &[u8]) -> Option<FrameHead> {
+        let (&first, &second) = (input.first()?, input.get(1)?);
         let wide = match second & 0x7f {
             126 => 2,
             127 => 8,
             _ => 0,
         };
-        let bytes = 2 + wide + 4;
-        if input.len() < bytes {
-            return Ok(None);
-        }
+        let long = input.get(2..2 + wide)?.iter();
         let length = match wide {
             0 => u64::from(second & 0x7f),
-            _ => input[2..2 + wide]
-                .iter()
-                .fold(0u64, |sum, &byte| sum << 8 | u64::from(byte)),
+            _ => long.fold(0u64, |sum, &byte| sum << 8 | u64::from(byte)),
         };
-        let mut mask = [0u8; 4];
-        mask.copy_from_slice(&input[2 + wide..bytes]);
-        let head = Head {
-            kind,
-            length,
-            mask,
-            bytes,
-        };
-        let whole = first & 0x80 != 0 && length <= MOST_CONTROL;
-        if length >> 63 != 0 || (head.is_control() && !whole) {
-            return Err("a frame of that length is not allowed".to_owned());
+        let (mut bytes, mut key) = (2 + wide, None);
+        if second & 0x80 != 0 {
+            let mut found = [0u8; 4];
+            found.copy_from_slice(input.get(bytes..bytes + 4)?);
+            key = Some(found);
+            bytes += 4;
         }
-        Ok(Some(head))
+        Some(FrameHead {
+            first,
+            key,
+            length,
+            bytes,
+        })
+    }
+
+    pub fn kind(&self) -> u8 {
+        self.first & 0x0f
+    }
+
+    pub fn is_control(&self) -> bool {
+        self.kind() >= CLOSE
+    }
+
+    /// Whether it is the last frame of its message.
+    pub fn is_last(&self) -> bool {
+        self.first & 0x80 != 0
+    }
+
+    /// Whether it is a frame of a known kind, without an extension and with a length that it may have.
+    pub fn is_valid(&self) -> bool {
+        let whole = self.is_last() && self.length <= MOST_CONTROL;
+        self.first & 0x70 == 0
+            && match self.kind() {
+                CONTINUATION | TEXT | BINARY => self.length >> 63 == 0,
+                CLOSE | PING | PONG => whole,
+                _ => false,
+            }
     }
 }
 

@@ -1,24 +1,24 @@
 //! Answers of servers: read strictly, searched for secrets, and written anew.
 
 use super::body::{Body, Part};
-use super::{Inspection, Inspector, Stage, PIECE};
+use super::frames::Frames;
+use super::{Inspection, Stage, PIECE};
 use crate::head::{self, Framing};
+use std::time::Instant;
 
 impl Inspection {
-    pub(super) fn advance_answer(&mut self, inspector: &Inspector) -> Result<bool, String> {
+    pub(super) fn advance_answer(&mut self) -> Result<bool, String> {
         if !self.client.has_room() {
             return Ok(false);
         }
         match std::mem::replace(&mut self.answer, Stage::Idle) {
-            Stage::Head => self.answer_head(inspector),
+            Stage::Head => self.answer_head(),
             Stage::Body(body) => self.answer_body(body),
+            Stage::Frames(frames) => self.answer_frames(frames),
             Stage::Opaque => {
                 self.answer = Stage::Opaque;
-                // Nothing is held back: a message may be complete, and its answer awaited.
-                let mut data = std::mem::take(&mut self.server.input);
-                let any = !data.is_empty();
-                self.mask.whole(&mut data);
-                self.client.output.append(&mut data);
+                let any = !self.server.input.is_empty();
+                self.client.output.append(&mut self.server.input);
                 if self.server.ended {
                     self.end();
                 }
@@ -34,7 +34,7 @@ impl Inspection {
         }
     }
 
-    fn answer_head(&mut self, inspector: &Inspector) -> Result<bool, String> {
+    fn answer_head(&mut self) -> Result<bool, String> {
         self.answer = Stage::Head;
         let found = head::answer(&self.server.input).and_then(|found| match found {
             Some((head, length)) => {
@@ -62,7 +62,8 @@ impl Inspection {
             .all("content-encoding")
             .iter()
             .any(|e| !e.eq_ignore_ascii_case(b"identity"));
-        if encoded && framing != Framing::Empty && inspector.has_secret(&self.name, self.port) {
+        // Even the length of an encoded answer says something about what is in it.
+        if self.searched && (encoded || !head.all("sec-websocket-extensions").is_empty()) {
             let text = "The server encoded its answer, which cannot be searched for secrets.\n";
             self.end_with("502 Bad Gateway", text);
             return Ok(true);
@@ -84,7 +85,10 @@ impl Inspection {
         self.client.output.extend_from_slice(&bytes);
         if opaque {
             self.request = Stage::Opaque;
-            self.answer = Stage::Opaque;
+            self.answer = match self.searched {
+                true => Stage::Frames(Frames::default()),
+                false => Stage::Opaque,
+            };
         } else if status >= 200 {
             self.answer = Stage::Body(Body::new(framing));
         }
@@ -94,7 +98,7 @@ impl Inspection {
     fn answer_body(&mut self, mut body: Body) -> Result<bool, String> {
         match body.take(&mut self.server.input, PIECE) {
             Ok(Part::Data(data)) => {
-                let shown = self.mask.pass(data);
+                let shown = self.mask.pass(&data);
                 body.put(&shown, &mut self.client.output);
                 self.answer = Stage::Body(body);
                 Ok(true)
@@ -119,5 +123,36 @@ impl Inspection {
             }
             Err(why) => Err(why.to_owned()),
         }
+    }
+
+    fn answer_frames(&mut self, mut frames: Frames) -> Result<bool, String> {
+        let before = self.server.input.len();
+        frames.take(
+            &mut self.server.input,
+            &mut self.mask,
+            &mut self.client.output,
+        )?;
+        let any = self.server.input.len() < before;
+        if self.server.ended {
+            frames.release(&self.mask.rest(), &mut self.client.output);
+            self.end();
+        }
+        self.answer = Stage::Frames(frames);
+        Ok(any)
+    }
+
+    /// Show what is held back of a stream if the server has paused. Returns whether something was.
+    pub(super) fn show_after_pause(&mut self) -> bool {
+        let due = self.due().map_or(false, |due| due <= Instant::now());
+        if !due || !self.client.has_room() {
+            return false;
+        }
+        let rest = self.mask.rest();
+        match &mut self.answer {
+            Stage::Body(body) => body.put(&rest, &mut self.client.output),
+            Stage::Frames(frames) => frames.release(&rest, &mut self.client.output),
+            _ => {}
+        }
+        true
     }
 }

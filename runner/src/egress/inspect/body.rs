@@ -40,6 +40,11 @@ impl Body {
         Body { framing, stage }
     }
 
+    /// Whether the head said how long it is.
+    pub fn has_length(&self) -> bool {
+        matches!(self.framing, Framing::Length(_) | Framing::Empty)
+    }
+
     pub fn until_close(&self) -> bool {
         self.framing == Framing::UntilClose
     }

@@ -3,11 +3,14 @@
 //! The client has a TLS connection to us (with a certificate of this sandbox's authority) and we have one
 //! to the server, whose certificate is checked; or both are plain HTTP. One request is under way at a time:
 //! the next one is read when the answer to the one before has passed. Secrets go only into requests
-//! over TLS to their hosts, and what comes back is searched for them.
+//! over TLS to their hosts, and what comes back from these is searched for them.
 
 mod answer;
 mod body;
 mod certificates;
+mod escapes;
+mod frames;
+mod mask;
 mod policy;
 mod secrets;
 mod server_chain;
@@ -20,13 +23,18 @@ pub use side::Side;
 use crate::head::{self, Framing, Head};
 use crate::rules::Rules;
 use body::{Body, Part};
-use secrets::Mask;
+use frames::Frames;
+use mask::Mask;
 use std::os::unix::io::RawFd;
+use std::time::{Duration, Instant};
 
 const PIECE: usize = 32 << 10;
 /// Bodies up to this size are searched for placeholders.
 const MOST_BODY: usize = 1 << 20;
 const ROUNDS: usize = 64;
+/// How long a server must send nothing before the end of an unfinished stream is shown. Longer than the
+/// pause after a packet that was lost, which could divide a value.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// The part of a request or of an answer that is being moved.
 enum Stage {
@@ -36,6 +44,8 @@ enum Stage {
     Collecting(Body, Box<Head>, Vec<u8>),
     /// Complete. A request waits for its answer; an answer for the next request.
     Idle,
+    /// Messages of a WebSocket whose server could repeat a value.
+    Frames(Frames),
     /// Not HTTP any more.
     Opaque,
 }
@@ -69,7 +79,11 @@ pub struct Inspection {
     upgrade: bool,
     keep: bool,
     ending: bool,
+    /// Whether secrets are for this host, so that what it sends is searched for them.
+    searched: bool,
     mask: Mask,
+    /// When the server last sent something, or could not.
+    heard: Instant,
     pub events: Vec<Event>,
     /// Why the server cannot be used, for the log.
     pub trouble: Option<String>,
@@ -102,7 +116,9 @@ impl Inspection {
             upgrade: false,
             keep: true,
             ending: false,
+            searched: false,
             mask: Mask::default(),
+            heard: Instant::now(),
             events: Vec::new(),
             trouble: None,
         })
@@ -134,6 +150,17 @@ impl Inspection {
         (self.server.sent, self.server.received)
     }
 
+    /// Return when something that is held back is shown if the server sends nothing until then.
+    pub fn due(&self) -> Option<Instant> {
+        let unfinished = match &self.answer {
+            // The end of a body with a length comes soon, or never.
+            Stage::Body(body) => !body.has_length(),
+            Stage::Frames(_) => true,
+            _ => false,
+        };
+        (unfinished && self.mask.holds()).then(|| self.heard + PAUSE)
+    }
+
     /// Move what can be moved now.
     pub fn step(
         &mut self,
@@ -146,9 +173,15 @@ impl Inspection {
         for _ in 0..ROUNDS {
             let mut any = self.client.receive(inside)?;
             if !self.ending {
+                let before = self.server.received;
                 match self.server.receive(outside) {
                     Ok(more) => any |= more,
                     Err(trouble) => self.server_trouble(&trouble)?,
+                }
+                // A pause of the server, and not one that the client or a limit has made.
+                let came = self.server.received > before || !self.server.input.is_empty();
+                if came || self.server.held.0 {
+                    self.heard = Instant::now();
                 }
                 any |= self.advance(rules, inspector)?;
             }
@@ -165,9 +198,14 @@ impl Inspection {
                     return Ok(Moved::Done);
                 }
             }
-            if !any {
-                let busy = self.client.used_turn() || self.server.used_turn();
-                return Ok(if busy { Moved::Busy } else { Moved::Idle });
+            if !any && !self.show_after_pause() {
+                if self.client.used_turn() || self.server.used_turn() {
+                    return Ok(Moved::Busy);
+                }
+                return Ok(match self.ending {
+                    true => Moved::Ending,
+                    false => Moved::Idle,
+                });
             }
         }
         Ok(Moved::Busy)
@@ -176,7 +214,12 @@ impl Inspection {
     /// The server cannot be used. If the client waits for an answer, it gets one.
     fn server_trouble(&mut self, trouble: &str) -> Result<(), String> {
         let waits = matches!(self.answer, Stage::Head) || matches!(self.request, Stage::Head);
-        if !waits || matches!(self.answer, Stage::Body(_) | Stage::Opaque) {
+        if !waits
+            || matches!(
+                self.answer,
+                Stage::Body(_) | Stage::Frames(_) | Stage::Opaque
+            )
+        {
             return Err(trouble.to_owned());
         }
         let text = format!("{} cannot be used over TLS: {}\n", self.name, trouble);
@@ -210,9 +253,7 @@ impl Inspection {
             return Err("the client names another host".to_owned());
         }
         let mut any = false;
-        while !self.ending
-            && (self.advance_request(rules, inspector) || self.advance_answer(inspector)?)
-        {
+        while !self.ending && (self.advance_request(rules, inspector) || self.advance_answer()?) {
             any = true;
         }
         Ok(any)
@@ -256,7 +297,7 @@ impl Inspection {
                 self.server.output.append(&mut self.client.input);
                 any
             }
-            Stage::Idle => false,
+            Stage::Frames(_) | Stage::Idle => false,
         }
     }
 
@@ -300,7 +341,7 @@ impl Inspection {
             }
         };
         let (method, path) = (head.first[0].clone(), head.path().to_owned());
-        let verdict = policy::decide(rules, &self.name, self.port, &method, &path);
+        let verdict = policy::decide(rules, &self.name, self.port, &head);
         let plain = (!self.secure).then(|| inspector.placeholder_in(&head));
         if let Some(secret) = plain.flatten() {
             self.refuse(&method, &path, "secret without TLS");
@@ -344,14 +385,18 @@ impl Inspection {
         };
         head.set("Connection", connection);
         self.method = method;
-        self.mask = inspector.mask();
+        self.mask = inspector.mask(&self.name, self.port);
         self.answer = Stage::Head;
-        let attached = self.secure && inspector.has_secret(&self.name, self.port);
-        if attached {
+        self.searched = inspector.has_secret(&self.name, self.port);
+        if self.searched {
             // What comes back must be readable here, and whole.
             head.set("Accept-Encoding", b"identity");
-            head.remove("range");
-            head.remove("if-range");
+            for name in ["range", "if-range", "sec-websocket-extensions"] {
+                head.remove(name);
+            }
+        }
+        let attached = self.secure && self.searched;
+        if attached {
             inspector.insert(&self.name, self.port, &mut head);
         }
         let body = Body::new(framing);

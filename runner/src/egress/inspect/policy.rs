@@ -1,7 +1,8 @@
 //! The policy of inspected connections: rules for requests, secrets, and the TLS settings of both sides.
 
 use super::certificates::Authority;
-use super::secrets::{find, percent_decoded, Mask, Secret};
+use super::mask::Mask;
+use super::secrets::{find, percent_decoded, wipe, Secret};
 use super::server_chain::BoundedVerifier;
 use crate::base64;
 use crate::head::Head;
@@ -13,6 +14,20 @@ use std::sync::Arc;
 
 /// The rule of a path that servers may read in more than one way.
 const UNCLEAR_PATH: &str = "a path that is not in its plain form";
+
+/// The rule of a header by which some servers take another method, path or host than that of the request.
+const OVERRIDDEN: &str = "a header that names another method, path or host";
+const OVERRIDES: [&str; 9] = [
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+    "x-original-url",
+    "x-rewrite-url",
+    "x-forwarded-host",
+    "x-original-host",
+    "x-host",
+    "forwarded",
+];
 
 pub struct Inspector {
     authority: Authority,
@@ -112,8 +127,16 @@ impl Inspector {
         self.secrets.iter().find(found).map(|s| s.name.clone())
     }
 
-    pub fn mask(&self) -> Mask {
-        Mask::new(&self.secrets)
+    /// Return what hides the values of the secrets of a host. It gets no others, so it cannot repeat
+    /// them; to hide them there would only confirm guesses.
+    pub fn mask(&self, name: &str, port: u16) -> Mask {
+        let mut sent: Vec<String> = self
+            .secrets_for(name, port)
+            .flat_map(Secret::sent)
+            .collect();
+        let mask = Mask::new(&sent);
+        sent.iter_mut().for_each(|text| wipe(text));
+        mask
     }
 }
 
@@ -127,8 +150,15 @@ fn certificates(pem: &str) -> Vec<Vec<u8>> {
 }
 
 /// Decide about one request.
-pub fn decide(rules: &Rules, name: &str, port: u16, method: &str, path: &str) -> Verdict {
+pub fn decide(rules: &Rules, name: &str, port: u16, head: &Head) -> Verdict {
     let to = Destination::Name(name);
+    if rules.looks_at_requests(to, port) && head.names().any(overrides) {
+        return Verdict {
+            allowed: false,
+            rule: OVERRIDDEN.to_owned(),
+        };
+    }
+    let (method, path) = (&head.first[0][..], head.path());
     let decoded = String::from_utf8_lossy(&percent_decoded(path)).into_owned();
     if rules.looks_at_paths(to, port) && !is_plain(path, &decoded) {
         return Verdict {
@@ -143,6 +173,12 @@ pub fn decide(rules: &Rules, name: &str, port: u16, method: &str, path: &str) ->
     rules.decide_request(to, port, &request)
 }
 
+/// Whether some servers read a header as another method, path or host. Many of them do not tell `_` from `-`.
+fn overrides(name: &str) -> bool {
+    let name = name.to_ascii_lowercase().replace('_', "-");
+    OVERRIDES.contains(&&name[..])
+}
+
 /// Whether servers agree about what a path means.
 fn is_plain(path: &str, decoded: &str) -> bool {
     let lower = path.to_ascii_lowercase();
@@ -155,6 +191,7 @@ fn is_plain(path: &str, decoded: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::head;
     use serde_json::json;
 
     #[test]
@@ -165,7 +202,11 @@ mod tests {
             "deny": [rule("GET", "/repos/private*")],
         }))
         .unwrap();
-        let allowed = |method, path| decide(&rules, "a.test", 443, method, path).allowed;
+        let decided = |text: String| {
+            let head = head::request(text.as_bytes()).unwrap().unwrap().0;
+            decide(&rules, "a.test", 443, &head).allowed
+        };
+        let allowed = |method, path| decided(format!("{} {} HTTP/1.1\r\n\r\n", method, path));
         assert!(allowed("GET", "/repos/x") && allowed("POST", "/graphql"));
         assert!(allowed("GET", "/repos/a%20b"));
         for (method, path) in [
@@ -182,6 +223,13 @@ mod tests {
         ] {
             assert!(!allowed(method, path), "{} {}", method, path);
         }
+        for name in OVERRIDES.iter().chain(&["X_HTTP_Method_Override"]) {
+            let text = format!("GET /repos/x HTTP/1.1\r\n{}: x\r\n\r\n", name);
+            assert!(!decided(text), "{}", name);
+        }
+        assert!(decided(
+            "GET /repos/x HTTP/1.1\r\nX-Forwarded-For: x\r\n\r\n".into()
+        ));
         let to = Destination::Name("a.test");
         assert!(rules.decide(to, 443).allowed && !rules.decide_opaque(to, 443).allowed);
     }

@@ -89,6 +89,7 @@ impl Egress {
         let moved = inspection.step(&self.config.rules, inspector, sockets);
         let (sent, received) = inspection.bytes();
         let held = inspection.held();
+        self.holding |= inspection.due().is_some();
         let events: Vec<Event> = inspection.events.drain(..).collect();
         let (ending, handshaking) = (inspection.is_ending(), inspection.handshaking());
         let trouble = inspection.trouble.clone();

@@ -110,6 +110,8 @@ pub struct Egress {
     pipes: Pipes,
     /// When deadlines were last checked.
     looked: Instant,
+    /// Whether an inspected connection shows something soon if its server sends nothing.
+    holding: bool,
     /// When records were last written.
     flushed: Instant,
     /// A buffer for the first bytes of a client.
@@ -147,6 +149,7 @@ impl Egress {
             busy: VecDeque::new(),
             pipes: Pipes::default(),
             looked: now,
+            holding: false,
             flushed: now,
             first: vec![0; hello::MOST],
             throttled: VecDeque::new(),
@@ -183,6 +186,8 @@ impl Egress {
                 0
             } else if !self.throttled.is_empty() {
                 REFILL.as_millis() as libc::c_int
+            } else if self.holding {
+                LOOK_EVERY.as_millis() as libc::c_int
             } else if self.items.is_empty() {
                 -1
             } else {
@@ -294,6 +299,20 @@ impl Egress {
             return;
         }
         self.looked = now;
+        self.holding = false;
+        for (id, item) in &self.items {
+            let due = match item {
+                Item::Connection(c) => match &c.state {
+                    State::Inspecting(inspection) => inspection.due(),
+                    _ => None,
+                },
+                _ => None,
+            };
+            self.holding |= due.is_some();
+            if due.map_or(false, |due| due <= now) {
+                self.busy.push_back(*id);
+            }
+        }
         let idle = self.config.limits.idle;
         let late: Vec<u64> = self
             .items

@@ -1,0 +1,355 @@
+//! Hides values in what a host sends. Pure but for one random number.
+//!
+//! Neither what is held back of a stream nor the work for it depends on the values, but only on how long
+//! they are and on what can be read by the receiver anyway: otherwise a host that sends a text of the
+//! receiver's choice would let it find out a value character by character. Therefore values are not
+//! compared with the text. A sum over as many bytes as the value has moves along the text, and only where
+//! it is that of the value, the bytes are compared.
+
+use super::escapes::{is_left_out, Plain};
+use super::secrets::wipe_bytes;
+use ring::rand::{SecureRandom, SystemRandom};
+use std::ops::Range;
+
+const MASK: u8 = b'*';
+/// The most bytes that a form has for one of the value, for example `\\u003c`.
+const LONGEST_ESCAPE: usize = 8;
+/// A value that is shorter without its escapes would be found by chance.
+const SHORTEST: usize = 8;
+const NO_DIGIT: u8 = 0xff;
+
+/// Bytes that are looked for.
+struct Needle {
+    bytes: Vec<u8>,
+    sum: u64,
+    /// What each byte adds to the sum, and what is left of that when it leaves.
+    enters: Box<[u64; 256]>,
+    leaves: Box<[u64; 256]>,
+}
+
+/// A value in each of the forms that are looked for.
+struct Value {
+    exact: Needle,
+    /// Without escapes.
+    plain: Option<Needle>,
+    /// Its hexadecimal digits.
+    hex: Needle,
+    /// The digits of base64 that belong to it alone, with the bits of it before them. Which they are
+    /// depends on how many bytes precede it.
+    base64: Vec<(Needle, usize)>,
+    /// Whether it begins, and ends, with what is left out of a text without escapes.
+    open: (bool, bool),
+}
+
+#[derive(Default)]
+pub struct Mask {
+    values: Vec<Value>,
+    /// How many bytes are held back.
+    hold: usize,
+    shortest: usize,
+    /// The last bytes as they came, as many as a form may have.
+    text: Vec<u8>,
+    /// The same with values hidden, and how many of them were released.
+    shown: Vec<u8>,
+    released: usize,
+}
+
+impl Mask {
+    pub fn new(values: &[String]) -> Mask {
+        let mut random = [0u8; 8];
+        // If it fails, the sums of a text could be foreseen, which alone is of no use.
+        let _ = SystemRandom::new().fill(&mut random);
+        let seed = u64::from_le_bytes(random);
+        let values: Vec<Value> = values.iter().map(|one| Value::new(one, seed)).collect();
+        let lengths = || values.iter().map(|value| value.exact.bytes.len());
+        let (longest, shortest) = (lengths().max().unwrap_or(0), lengths().min().unwrap_or(0));
+        let mut mask = Mask::default();
+        mask.hold = (longest * LONGEST_ESCAPE).saturating_sub(1);
+        mask.shortest = shortest;
+        mask.values = values;
+        mask
+    }
+
+    /// Whether something is held back.
+    pub fn holds(&self) -> bool {
+        self.released < self.shown.len()
+    }
+
+    /// Hide values in something that is complete.
+    pub fn whole(&self, text: &mut [u8]) {
+        for (start, end) in self.found(text) {
+            hide(&mut text[start..end]);
+        }
+    }
+
+    /// Take the next bytes of a stream and return what can be shown.
+    pub fn pass(&mut self, data: &[u8]) -> Vec<u8> {
+        if self.values.is_empty() {
+            return data.to_vec();
+        }
+        self.text.extend_from_slice(data);
+        self.shown.extend_from_slice(data);
+        for (start, end) in self.found(&self.text) {
+            hide(&mut self.shown[start..end]);
+        }
+        let past = self.shown.len().saturating_sub(self.hold);
+        let out = self.shown[self.released.min(past)..past].to_vec();
+        // What was released early is kept: the rest of a value that begins in it is hidden.
+        self.text.drain(..past);
+        self.shown.drain(..past);
+        self.released = self.released.saturating_sub(past);
+        out
+    }
+
+    /// Return what was held back: the stream has ended, or has paused for long.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let out = self.shown[self.released..].to_vec();
+        self.released = self.shown.len();
+        out
+    }
+
+    /// Return where values are in a text.
+    fn found(&self, text: &[u8]) -> Vec<(usize, usize)> {
+        let mut found = Vec::new();
+        if self.values.is_empty() || text.len() < self.shortest {
+            return found;
+        }
+        for value in &self.values {
+            let length = value.exact.bytes.len();
+            each(text, &value.exact, |at| found.push((at, at + length)));
+        }
+        self.in_hex(text, &mut found);
+        let plain = Plain::of(text);
+        for value in &self.values {
+            if let Some(needle) = &value.plain {
+                each(&plain.bytes, needle, |at| {
+                    let last = at + needle.bytes.len() - 1;
+                    let (mut start, mut end) = (plain.start(at), plain.end(last, text));
+                    while value.open.0 && start > 0 && is_left_out(text[start - 1]) {
+                        start -= 1;
+                    }
+                    while value.open.1 && end < text.len() && is_left_out(text[end]) {
+                        end += 1;
+                    }
+                    found.push((start, end));
+                });
+            }
+        }
+        self.in_base64(text, &plain, &mut found);
+        found
+    }
+
+    /// Look for values in hexadecimal digits.
+    fn in_hex(&self, text: &[u8], found: &mut Vec<(usize, usize)>) {
+        let hex = |byte: u8| char::from(byte).to_digit(16);
+        for run in runs(text, 2 * self.shortest, |byte| hex(byte).is_some()) {
+            let digits = text[run.clone()].iter();
+            let digits: Vec<u8> = digits.map(|&b| hex(b).unwrap_or(0) as u8).collect();
+            for value in &self.values {
+                each(&digits, &value.hex, |at| {
+                    let start = run.start + at;
+                    found.push((start, start + value.hex.bytes.len()));
+                });
+            }
+        }
+    }
+
+    /// Look for values in base64, standard or for URLs.
+    fn in_base64(&self, text: &[u8], plain: &Plain, found: &mut Vec<(usize, usize)>) {
+        let least = (8 * self.shortest + 5) / 6;
+        let is_digit = |byte: u8| digit(byte) != NO_DIGIT || b"\r\n".contains(&byte);
+        for run in runs(&plain.bytes, least, is_digit) {
+            let places = || plain.without_line_ends(run.clone());
+            let mut digits = Vec::with_capacity(run.len());
+            digits.extend(places().map(|(_, byte)| digit(byte)));
+            for value in &self.values {
+                let bytes = &value.exact.bytes;
+                for (needle, before) in &value.base64 {
+                    each(&digits, needle, |at| {
+                        // The digits at both ends have bits of what is beside the value.
+                        let start = match (6 * at).checked_sub(*before) {
+                            Some(start) if start + 8 * bytes.len() <= 6 * digits.len() => start,
+                            _ => return,
+                        };
+                        let mut read = (0..bytes.len()).map(|n| eight_bits(&digits, start + 8 * n));
+                        if bytes.iter().all(|&byte| read.next() == Some(byte)) {
+                            let last = (start + 8 * bytes.len() - 1) / 6;
+                            let place = |digit| places().nth(digit).map_or(0, |(at, _)| at);
+                            let start = plain.start(place(start / 6));
+                            found.push((start, plain.end(place(last), text)));
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// Call for each place where the needle is. The time depends on the length of the text and not on the
+/// needle.
+fn each(text: &[u8], needle: &Needle, mut call: impl FnMut(usize)) {
+    let length = needle.bytes.len();
+    if text.len() < length {
+        return;
+    }
+    let (first, rest) = text.split_at(length);
+    let mut sum = needle.sum_of(first);
+    if sum == needle.sum && same(first, &needle.bytes) {
+        call(0);
+    }
+    for (at, (&new, &old)) in rest.iter().zip(text).enumerate() {
+        let change = needle.enters[usize::from(new)] ^ needle.leaves[usize::from(old)];
+        sum = sum.rotate_left(1) ^ change;
+        if sum == needle.sum && same(&text[at + 1..at + 1 + length], &needle.bytes) {
+            call(at + 1);
+        }
+    }
+}
+
+/// Return the runs of bytes of a kind that are at least so long. Not every byte is looked at.
+fn runs(text: &[u8], least: usize, is_kind: impl Fn(u8) -> bool) -> Vec<Range<usize>> {
+    let (mut found, mut at, mut after) = (Vec::new(), least - 1, 0);
+    while at < text.len() {
+        if is_kind(text[at]) {
+            let before = text[after..at].iter().rev();
+            let start = at - before.take_while(|&&byte| is_kind(byte)).count();
+            let rest = text[at..].iter();
+            after = at + rest.take_while(|&&byte| is_kind(byte)).count();
+            if after - start >= least {
+                found.push(start..after);
+            }
+            at = after;
+        }
+        at += least;
+    }
+    found
+}
+
+/// Return the byte that begins at this bit of digits of base64.
+fn eight_bits(digits: &[u8], bit: usize) -> u8 {
+    let digit = |n: usize| digits.get(bit / 6 + n).map_or(0, |&digit| u32::from(digit));
+    let bits = digit(0) << 12 | digit(1) << 6 | digit(2);
+    (bits >> (10 - bit % 6)) as u8
+}
+
+impl Value {
+    fn new(text: &str, seed: u64) -> Value {
+        let bytes = text.as_bytes();
+        let plain = Plain::of(bytes).bytes;
+        let open = |byte: Option<&u8>| byte.map_or(false, |&byte| is_left_out(byte));
+        let hex = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        // The bits of the value in a digit that it shares with 0, 1 or 2 bytes before it.
+        let base64 = [0, 4, 2].map(|before| {
+            let encoded = digits_of(bytes, before);
+            (Needle::new(encoded, seed), before)
+        });
+        Value {
+            exact: Needle::new(bytes.to_vec(), seed),
+            plain: (plain.len() >= SHORTEST).then(|| Needle::new(plain, seed)),
+            hex: Needle::new(hex.collect(), seed),
+            base64: base64.into(),
+            open: (open(bytes.first()), open(bytes.last())),
+        }
+    }
+
+    fn needles(&mut self) -> impl Iterator<Item = &mut Needle> {
+        let base64 = self.base64.iter_mut().map(|(needle, _)| needle);
+        base64
+            .chain(&mut self.plain)
+            .chain([&mut self.exact, &mut self.hex])
+    }
+}
+
+/// Return the whole digits of base64 after some bits.
+fn digits_of(bytes: &[u8], before: usize) -> Vec<u8> {
+    let bit = |at: usize| bytes[at / 8] >> (7 - at % 8) & 1;
+    let starts = (before..).step_by(6).take((8 * bytes.len() - before) / 6);
+    starts
+        .map(|start| (start..start + 6).fold(0, |digit, at| digit << 1 | bit(at)))
+        .collect()
+}
+
+impl Needle {
+    fn new(bytes: Vec<u8>, seed: u64) -> Needle {
+        let mut needle = Needle {
+            sum: 0,
+            enters: Box::new([0; 256]),
+            leaves: Box::new([0; 256]),
+            bytes,
+        };
+        let turns = (needle.bytes.len() % 64) as u32;
+        for byte in 0..=255 {
+            let enters = mixed(seed, folded(byte));
+            needle.enters[usize::from(byte)] = enters;
+            needle.leaves[usize::from(byte)] = enters.rotate_left(turns);
+        }
+        needle.sum = needle.sum_of(&needle.bytes);
+        needle
+    }
+
+    fn sum_of(&self, text: &[u8]) -> u64 {
+        text.iter().fold(0u64, |sum, &byte| {
+            sum.rotate_left(1) ^ self.enters[usize::from(byte)]
+        })
+    }
+}
+
+/// Return a number for a byte that looks random (SplitMix64).
+fn mixed(seed: u64, byte: u8) -> u64 {
+    let step = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut value = seed.wrapping_add(step.wrapping_mul(u64::from(byte) + 1));
+    value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+/// In a form, a space is written as `+`: they are the same here.
+fn folded(byte: u8) -> u8 {
+    match byte {
+        b'+' => b' ',
+        byte => byte,
+    }
+}
+
+fn same(text: &[u8], needle: &[u8]) -> bool {
+    text.iter()
+        .zip(needle)
+        .all(|(a, b)| folded(*a) == folded(*b))
+}
+
+/// Replace everything but the ends of lines, which heads are divided by.
+fn hide(text: &mut [u8]) {
+    for byte in text.iter_mut().filter(|byte| !b"\r\n".contains(byte)) {
+        *byte = MASK;
+    }
+}
+
+fn digit(byte: u8) -> u8 {
+    DIGITS[usize::from(byte)]
+}
+
+/// The digits of base64, standard and for URLs.
+const DIGITS: [u8; 256] = {
+    let mut digits = [NO_DIGIT; 256];
+    let mut n = 0;
+    while n < 64 {
+        digits[crate::base64::ALPHABET[n] as usize] = n as u8;
+        n += 1;
+    }
+    digits[b'-' as usize] = 62;
+    digits[b'_' as usize] = 63;
+    digits
+};
+
+impl Drop for Mask {
+    fn drop(&mut self) {
+        let needles = self.values.iter_mut().flat_map(Value::needles);
+        needles.for_each(|needle| wipe_bytes(&mut needle.bytes));
+        wipe_bytes(&mut self.text);
+        wipe_bytes(&mut self.shown);
+    }
+}
+
+#[cfg(test)]
+#[path = "mask_tests.rs"]
+mod tests;

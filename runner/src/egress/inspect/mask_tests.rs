@@ -1,0 +1,119 @@
+use super::*;
+
+const VALUE: &str = "gh/p+Q=t'\"v <0123456789";
+
+fn mask() -> Mask {
+    Mask::new(&[VALUE.to_owned()])
+}
+
+fn split(text: &[u8], step: usize) -> Vec<u8> {
+    let (mut mask, mut out) = (mask(), Vec::new());
+    for piece in text.chunks(step) {
+        out.extend(mask.pass(piece));
+    }
+    out.extend(mask.rest());
+    out
+}
+
+#[test]
+fn a_value_is_hidden_however_it_is_split() {
+    let escaped = "gh\\/p+Q\\u003dt\\u0027\\\"v \\u003C0123456789";
+    let text = format!("a {} b {} c {}", VALUE, escaped, &VALUE[..22]);
+    let hidden = (VALUE.len(), escaped.len());
+    let (first, second) = ("*".repeat(hidden.0), "*".repeat(hidden.1));
+    let masked = format!("a {} b {} c {}", first, second, &VALUE[..22]);
+    for step in 1..text.len() {
+        let out = split(text.as_bytes(), step);
+        assert_eq!(String::from_utf8(out).unwrap(), masked, "{}", step);
+    }
+}
+
+#[test]
+fn what_is_held_back_does_not_depend_on_the_text() {
+    let hold = 8 * VALUE.len() - 1;
+    assert_eq!(mask().hold, hold);
+    let texts = (1..VALUE.len()).flat_map(|n| [VALUE[..n].to_owned(), "x".repeat(n)]);
+    for text in texts {
+        for before in [0, 1, hold, 4 * hold] {
+            let mut mask = mask();
+            let mut stream = vec![b'-'; before];
+            stream.extend_from_slice(text.as_bytes());
+            let passed = stream.len().saturating_sub(hold);
+            assert_eq!(mask.pass(&stream), stream[..passed], "{} {}", text, before);
+            assert_eq!(mask.holds(), !stream.is_empty());
+            assert_eq!(mask.rest(), stream[passed..]);
+            assert!(!mask.holds());
+        }
+    }
+}
+
+#[test]
+fn after_a_pause_the_rest_of_a_value_is_still_hidden() {
+    let mut mask = mask();
+    assert_eq!(mask.pass(&VALUE.as_bytes()[..9]), b"");
+    assert_eq!(mask.rest(), VALUE.as_bytes()[..9]);
+    assert_eq!(mask.pass(&VALUE.as_bytes()[9..]), b"");
+    assert_eq!(mask.rest(), b"**************");
+    // And much later nothing of it is.
+    let much = vec![b'-'; 10_000];
+    assert_eq!(mask.pass(&much), much[..10_000 - mask.hold]);
+    assert_eq!(mask.rest(), much[..mask.hold]);
+}
+
+#[test]
+fn a_guess_must_be_complete_to_the_bit() {
+    let base64 = |text: &str| crate::base64::encode(text.as_bytes());
+    for at in [0, VALUE.len() - 1] {
+        let mut wrong = VALUE.as_bytes().to_vec();
+        // The bit that shares a digit of base64 with what is beside the value.
+        wrong[at] ^= if at == 0 { 0x40 } else { 1 };
+        let wrong = String::from_utf8(wrong).unwrap();
+        for before in ["", "x", "xy"] {
+            for after in ["", "x", "xy"] {
+                let wrong = base64(&[before, &wrong, after].concat());
+                assert_eq!(split(wrong.as_bytes(), 7), wrong.as_bytes());
+                let right = split(base64(&[before, VALUE, after].concat()).as_bytes(), 7);
+                let hidden = right.iter().filter(|&&byte| byte == MASK).count();
+                assert!(
+                    hidden >= (8 * VALUE.len() + 5) / 6,
+                    "{:?} {:?}",
+                    before,
+                    after
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn lines_of_a_head_stay() {
+    let text = crate::base64::encode(VALUE.as_bytes());
+    let mut head = format!("X: {}\r\n{}\r\n\r\n", &text[..20], &text[20..]).into_bytes();
+    mask().whole(&mut head);
+    assert_eq!(
+        String::from_utf8(head).unwrap(),
+        format!("X: {}\r\n***********=\r\n\r\n", "*".repeat(20))
+    );
+}
+
+#[test]
+fn a_value_that_begins_or_ends_with_a_quote_is_hidden_with_it() {
+    let mask = Mask::new(&["'0123456789\\".to_owned()]);
+    let mut text = br"(''0123456789\\)".to_vec();
+    mask.whole(&mut text);
+    assert_eq!(text, b"(**************)");
+}
+
+#[test]
+fn one_of_several_values_is_hidden() {
+    let mask = Mask::new(&["0123456789".to_owned(), "abcdefghijklmnop".to_owned()]);
+    let mut text = b"0123456789 abcdefghijklmnop 012345678 abcdefghijklmno".to_vec();
+    mask.whole(&mut text);
+    assert_eq!(
+        text,
+        &b"********** **************** 012345678 abcdefghijklmno"[..]
+    );
+    let mut mask = Mask::default();
+    assert_eq!(mask.pass(b"0123456789"), b"0123456789");
+    assert!(!mask.holds());
+}
