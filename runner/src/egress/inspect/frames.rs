@@ -98,3 +98,61 @@ impl Frames {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VALUE: &str = "0123456789abcdef";
+
+    fn read(wire: &[u8], step: usize) -> Result<Vec<u8>, &'static str> {
+        let mut mask = Mask::new(&[VALUE.to_owned()]);
+        let (mut frames, mut input, mut out) = (Frames::default(), Vec::new(), Vec::new());
+        for piece in wire.chunks(step) {
+            input.extend_from_slice(piece);
+            frames.take(&mut input, &mut mask, &mut out)?;
+        }
+        assert_eq!((input.len(), frames.others.len()), (0, 0));
+        Ok(out)
+    }
+
+    #[test]
+    fn a_message_is_searched_however_it_is_divided() {
+        let wire = [
+            &b"\x01\x08-0123456"[..],
+            b"\x89\x011",
+            b"\x00\x00",
+            b"\x80\x0a789abcdef-",
+            b"\x82\x7e\x00\x03xyz",
+            b"\x88\x12\x03\xe80123456789abcdef",
+        ]
+        .concat();
+        let mut shown = wire.clone();
+        shown.iter_mut().for_each(|byte| {
+            if VALUE.as_bytes().contains(byte) {
+                *byte = b'*';
+            }
+        });
+        // That of the control frame is none of the value's.
+        let ping = wire.iter().position(|&byte| byte == 0x89).unwrap();
+        shown[ping + 2] = b'1';
+        for step in 1..wire.len() {
+            assert_eq!(read(&wire, step).unwrap(), shown, "{}", step);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_searched_is_refused() {
+        for wire in [
+            // Compressed, with a key, of an unknown kind, a control frame in parts or too long.
+            &b"\xc1\x01x"[..],
+            b"\x81\x81keyxx",
+            b"\x83\x01x",
+            b"\x09\x01x",
+            b"\x89\x7e\x00\x80",
+            b"\x82\x7f\xff\xff\xff\xff\xff\xff\xff\xff",
+        ] {
+            assert!(read(wire, 100).is_err(), "{:?}", wire);
+        }
+    }
+}
