@@ -29,9 +29,10 @@ async def test_a_stored_file_reaches_the_code_by_its_key(tmp_path):
             CODE, files={"in.csv": {"file_key": "in.csv"}}, url=daemon.url, api_key=OPERATOR
         )
         assert result.stdout == f"['in.csv', 'main.py'] {900_000}\n"
-        for files in ([{"path": "x"}], [{"file_key": "a", "pth": "x"}], "a", [1]):
-            body = {"code": "", "files": files}
-            assert (await daemon.ask("POST", "/v1/run", body, headers=AS_ACME)).status == 422
+        wrong: list[object] = [[{"path": "x"}], [{"file_key": "a", "pth": "x"}], "a", [1]]
+        for one in wrong:
+            bad = {"code": "", "files": one}
+            assert (await daemon.ask("POST", "/v1/run", bad, headers=AS_ACME)).status == 422
         # The operator is another tenant.
         for key in ("data/in.csv", "nothing"):
             missing = await daemon.ask(

@@ -6,7 +6,7 @@ unisolated backend is real, so what is left behind afterwards can be counted the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import NO_POOL, Engine
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage
-    from sandkasten.ports import ByteStream, Cell, HostMounts, Journal, Store
+    from sandkasten.ports import ByteStream, Cell, FileStore, HostMounts, Journal, Store
 
 
 # A command that goes on until somebody writes this file, and not until a clock says so.
@@ -188,7 +188,7 @@ class World:
             workspaces=self.backend.real.workspaces,
             host_mounts=self._host_mounts,
             journal=self.journal,
-            stored_files=self.stored_files,
+            stored_files=cast("FileStore", self.stored_files),
             host_disk=self._host_disk,
         )
 

@@ -109,7 +109,7 @@ async def test_the_settings_of_the_plan_create_sandboxes(tmp_path):
     prepare_data_dir(settings.data_dir)
     engine = await open_engine(settings)
     try:
-        for image in (None, *settings.allowed_images):
+        for image in (None, *(settings.allowed_images or ())):
             info = await engine.create(CreateRequest(SandboxOptions(image=image)))
             assert (info.image, info.network) == ("host", "none")
             said = () if image is None else (f"image {image} resolved to the host image",)
