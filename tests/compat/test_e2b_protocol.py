@@ -475,7 +475,7 @@ async def test_connecting_never_shortens_the_time_that_is_left(e2b):
 
 async def test_a_timeout_beyond_the_operators_maximum_is_shortened_and_said(e2b):
     most = e2b.daemon.server.engine.policy.lifetime_s
-    asked = {"timeout": 10**7}
+    asked: dict[str, object] = {"timeout": 10**7}
 
     async def answered(path: str, body: dict[str, object]) -> tuple[int, str | None]:
         url, headers = f"{e2b.daemon.url}/e2b{path}", {"X-API-KEY": e2b.key}
