@@ -118,6 +118,21 @@ await onStage(
       "the frame has rights",
     );
     await frame.locator("#out").click();
+
+    // Cells of the history, as an agent could have made them.
+    await page.route(/\/execs\?/, async (route) => {
+      const rows = await (await route.fetch()).json();
+      const cell = { ...rows[0], kind: "cell", status: "error", exit_code: null, signal: null };
+      const more = { command: `if 1: # ${MARKUP}`, language: MARKUP, error_name: MARKUP };
+      await route.fulfill({ json: [...rows, { ...cell, ...more, exec_id: "cel_0123456789abcdef" }] });
+    });
+    await open("commands");
+    await page.getByRole("link", { name: `if 1: # ${MARKUP}` }).click();
+    await page.locator("article.details .badge.bad", { hasText: MARKUP }).waitFor();
+    await page.locator("article.details pre.code .code-comment", { hasText: MARKUP }).waitFor();
+    await open("code");
+    await page.getByRole("article", { name: /^Earlier cell cel_/ }).getByText(`# ${MARKUP}`).waitFor();
+    check((await page.locator("pre.code img, pre.code script").count()) === 0, "code became markup");
     await page.waitForTimeout(1500);
     check(page.url().startsWith(`${url}/`), `the page went to ${page.url()}`);
     check(context.pages().length === 1, "another page was opened");
