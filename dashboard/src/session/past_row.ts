@@ -4,14 +4,15 @@ import type { ExecPast } from "sandkasten";
 import { daemon } from "../daemon.js";
 import { parsedRecording } from "./replay_output.js";
 
-export interface PastRow extends ExecPast {
-  kind?: "command" | "cell" | "kernel";
+export type PastRow = ExecPast & {
+  /** `command`, `cell` or `kernel`; undefined from an older daemon. */
+  kind?: string;
   /** Of a cell or a kernel. */
   language?: string | null;
   contextId?: string | null;
   /** The exception of a cell, or why it did not run. */
   errorName?: string | null;
-}
+};
 
 export function isCommand({ kind }: PastRow): boolean {
   return kind === undefined || kind === "command";
