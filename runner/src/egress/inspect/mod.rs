@@ -199,13 +199,8 @@ impl Inspection {
                 }
             }
             if !any && !self.show_after_pause() {
-                if self.client.used_turn() || self.server.used_turn() {
-                    return Ok(Moved::Busy);
-                }
-                return Ok(match self.ending {
-                    true => Moved::Ending,
-                    false => Moved::Idle,
-                });
+                let busy = self.client.used_turn() || self.server.used_turn();
+                return Ok(if busy { Moved::Busy } else { Moved::Idle });
             }
         }
         Ok(Moved::Busy)
