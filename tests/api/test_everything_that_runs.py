@@ -251,7 +251,7 @@ async def place(daemon, anyio_backend):
 async def records(place: Place) -> tuple[dict[str, Any], list[Any]]:
     """Return everything that ran, by id, and what the audit log has."""
     audit = (await place.ask("GET", "/v1/audit?kind=exec&limit=1000"))["entries"]
-    history = {}
+    history: dict[str, Any] = {}
     for box in {one["session_id"] for one in audit}:
         rows = await place.ask("GET", f"/v1/sessions/{box}/execs?limit=1000")
         history |= {row["exec_id"]: row for row in rows}

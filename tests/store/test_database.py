@@ -209,9 +209,11 @@ async def test_kernels_that_were_commands_are_kernels_after_the_migration(tmp_pa
     database = await Database.open(path)
     journal = SqliteJournal(database)
     found = await journal.exec("sbx_1", kernel)
+    assert found is not None
     assert (found.kind, found.command, found.language) == ("kernel", "python kernel", "python")
     assert (found.context_id, found.stdout_bytes, found.status) == (kernel, 0, "completed")
     other = await journal.exec("sbx_1", "exe_1")
+    assert other is not None
     assert (other.kind, other.command, other.stdout_bytes) == ("command", "echo ctx_python_1", 9)
     await database.aclose()
 

@@ -48,9 +48,11 @@ async def test_kernels_that_were_commands_are_kernels_after_the_migration(open_n
     await database.execute(migration.sql[migration.sql.index("UPDATE") :])
     journal = PostgresJournal(database, "node_1")
     found = await journal.exec("sbx_1", kernel)
+    assert found is not None
     assert (found.kind, found.command, found.language) == ("kernel", "python kernel", "python")
     assert (found.context_id, found.stdout_bytes, found.status) == (kernel, 0, "completed")
     other = await journal.exec("sbx_1", "exe_1")
+    assert other is not None
     assert (other.kind, other.command, other.stdout_bytes) == ("command", "echo", 9)
     await journal.aclose()
 
