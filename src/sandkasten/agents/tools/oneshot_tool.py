@@ -26,6 +26,19 @@ if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
 
 
+def with_file_mapping(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return arguments whose list of stored files is a mapping: models see only that form."""
+    files = arguments.get("files")
+    if not isinstance(files, list):
+        return arguments
+    named = {
+        path: {"file_key": one.key}
+        for path, one in run_files(files).items()
+        if isinstance(one, StoredKey)
+    }
+    return {**arguments, "files": named}
+
+
 class OneshotTool:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

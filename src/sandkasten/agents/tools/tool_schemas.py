@@ -149,21 +149,10 @@ RUN: Final = _tool(
         "args": _strings("Arguments of the program.", 1000),
         "env": {**_ENV, "description": "Environment variables of the program."},
         "files": {
-            "type": ["object", "array"],
-            "items": {
-                "type": "object",
-                "properties": {
-                    "file_key": {"type": "string", "minLength": 1, "maxLength": 1024},
-                    "path": {"type": "string", "minLength": 1, "maxLength": 4096},
-                    "destination": {"type": "string", "minLength": 1, "maxLength": 4096},
-                },
-                "required": ["file_key"],
-                "additionalProperties": False,
-            },
-            "maxItems": 1000,
+            "type": "object",
             "description": "Files to write before the code runs: path below /workspace to text, or "
             "to an object with content_base64 for bytes that are not UTF-8, or with file_key for a "
-            "file of the file store, of any size. Or a list of objects with file_key and path.",
+            "file of the file store, of any size.",
             "maxProperties": 1000,
             "additionalProperties": {
                 "anyOf": [

@@ -17,7 +17,7 @@ from sandkasten.agents.tools.call_sandboxes import CallSandboxes, FinishResult
 from sandkasten.agents.tools.code_tool import CodeTool
 from sandkasten.agents.tools.exec_tools import ExecTools
 from sandkasten.agents.tools.file_tools import FileTools, stored_files_denied
-from sandkasten.agents.tools.oneshot_tool import OneshotTool
+from sandkasten.agents.tools.oneshot_tool import OneshotTool, with_file_mapping
 from sandkasten.agents.tools.tool_arguments import checked
 from sandkasten.agents.tools.tool_requests import compute_image, runtime_for, session_image
 from sandkasten.agents.tools.tool_schemas import TOOLS
@@ -140,7 +140,10 @@ class Toolbox:
         return done
 
     async def _call(self, name: str, arguments: object, context: RunContext) -> Answer:
-        given = checked(self._spec(name, context), arguments)
+        spec = self._spec(name, context)
+        if name == "sandbox_run" and isinstance(arguments, dict):
+            arguments = with_file_mapping(arguments)
+        given = checked(spec, arguments)
         if name in _OF_THE_STORE and not context.files:
             raise stored_files_denied()
         check_sandbox(context.sandbox, self._engine.policy, operator=context.key_id is None)
