@@ -66,7 +66,7 @@ def test_eighty_columns_show_use_and_command():
     assert lines[2].split() == ["ID", "STATE", "CPU%", "MEM", "DISK", "NET/s", "RUN", "COMMAND"]
     # A processor of 39 seconds in two.
     assert lines[3].split()[:9] == [
-        "sbx_00000000", "running", "1950.0", "40.0", "MB", "-", "1.9", "KB", "1",
+        "sbx_00000000", "running", "1950.0", "40.0", "MiB", "-", "1.9", "KiB", "1",
     ]  # fmt: skip
     assert "\\x1b]52" in screen(_rows(), View(), "top", 160, 24)[3]
     assert lines[-1] == KEYS
