@@ -51,15 +51,15 @@ def test_a_workspace_is_created_used_and_deleted(cli: Cli):
     listed = cli("workspace", "ls")
     assert [line.split()[:4] for line in listed.out.splitlines()] == [
         ["NAME", "SIZE", "KIND", "AGE"],
-        ["w", "16.0", "MB", "image"],
-        ["x", "32.0", "MB", "image"],
+        ["w", "16.0", "MiB", "image"],
+        ["x", "32.0", "MiB", "image"],
     ]
     measured = json.loads(cli("workspace", "du", "x", "--json").out)
     assert [(one["name"], one["size_bytes"], one["used_by"]) for one in measured] == [
         ("x", 32 << 20, [])
     ]
     assert 0 < measured[0]["used_bytes"] < 65_536
-    assert cli("workspace", "du").out.splitlines()[1].split()[:3] == ["w", "16.0", "MB"]
+    assert cli("workspace", "du").out.splitlines()[1].split()[:3] == ["w", "16.0", "MiB"]
     assert cli("workspace", "rm", "w", "x") == Spoken(0, "w\nx\n", "")
     assert json.loads(cli("workspace", "ls", "--json").out) == []
 
