@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
 from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
 from sandkasten.agents.run_context import RunContext
-from sandkasten.agents.tools.client_caller import ClientCaller
+from sandkasten.agents.tools.client_caller import ClientCaller, ToolMode
 from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.compat.e2b.e2b_assembly import open_e2b
 from sandkasten.engine.clock import SystemClock
@@ -40,6 +40,8 @@ from tests.unisolated.backend import UnisolatedBackend
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
+
+    from sandkasten.ports import FileStore
 
 pytestmark = pytest.mark.anyio
 
@@ -72,14 +74,15 @@ class Scene:
             import_file(self.layers, Import(path, name=name))
 
     def toolbox(self) -> Toolbox:
-        return Toolbox(self.engine, StagePublish(self.engine.files, None))
+        # No tool here stores a file.
+        return Toolbox(self.engine, StagePublish(self.engine.files, cast("FileStore", None)))
 
     async def tool(self, sandbox: AgentSandbox, name: str, **given: Any) -> Answer:
         context = RunContext("run_a", "tester", sandbox=sandbox)
         told = await self.toolbox().call(f"sandbox_{name}", given, context)
         return _of_tool(told)
 
-    async def mcp(self, mode: str, name: str, **given: Any) -> Answer:
+    async def mcp(self, mode: ToolMode, name: str, **given: Any) -> Answer:
         told = await ClientCaller(self.toolbox(), mode).call(f"sandbox_{name}", given)
         return _of_tool(told)
 
