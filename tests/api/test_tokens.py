@@ -23,7 +23,7 @@ from sandkasten.daemon.token_keys import MAX_BYTES, TokenKeys, jwks_keys, pem_ke
 from sandkasten.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 SECRET = "a shared secret of forty characters here".replace(" ", "-")
@@ -160,7 +160,26 @@ def confused() -> str:
     return (head + b"." + part(mac)).decode()
 
 
-WRONG = {
+def _claiming(claim: str, value: Any) -> Callable[[], str]:
+    claims: dict[str, Any] = {claim: value}
+    return lambda: token(**claims)
+
+
+def _not_timestamps(claim: str) -> tuple[Any, ...]:
+    return (
+        str(int(time.time()) + (600 if claim == "exp" else -600)),
+        True,
+        float("nan"),
+        float("inf"),
+        -1,
+        10**12,
+        10**400,
+        [],
+        {},
+    )
+
+
+WRONG: dict[str, Callable[[], str]] = {
     "another key": lambda: token("RS256", OTHER_RSA),
     "another secret": lambda: token("HS256", "x" * 40),
     "no signature": unsigned,
@@ -168,19 +187,9 @@ WRONG = {
     "expired": lambda: token(exp=int(time.time()) - 3600),
     "not valid yet": lambda: token(nbf=int(time.time()) + 3600),
     **{
-        f"{claim} is {value!r}": lambda claim=claim, value=value: token(**{claim: value})
+        f"{claim} is {value!r}": _claiming(claim, value)
         for claim in ("exp", "nbf", "iat")
-        for value in (
-            str(int(time.time()) + (600 if claim == "exp" else -600)),
-            True,
-            float("nan"),
-            float("inf"),
-            -1,
-            10**12,
-            10**400,
-            [],
-            {},
-        )
+        for value in _not_timestamps(claim)
     },
     "no expiry": lambda: token(exp=None),
     "another issuer": lambda: token(iss="https://evil.example"),

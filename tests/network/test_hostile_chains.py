@@ -64,7 +64,7 @@ class Chains:
         """
         keys = [ec.generate_private_key(ec.SECP256R1()) for _ in (*subjects, "leaf")]
         issuers = [*zip(subjects, keys[1:], strict=True), ("root", self._key)]
-        extensions = [_CA]
+        extensions: list[x509.ExtensionType] = [_CA]
         if excluded:
             away = [x509.DNSName(f"x{n}") for n in range(excluded)]
             extensions.append(x509.NameConstraints(None, away))
@@ -161,7 +161,7 @@ def test_a_handshake_without_an_end_stalls_no_other_connection(server, inspectin
 
 
 # Each with the tail of the reason. Without a bound, the first takes the library years.
-HOSTILE = {
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "a hundred of one subject": (
         {"subjects": ["many"] * 100},
         "the server sent 101 certificates, and at most 10 are read",

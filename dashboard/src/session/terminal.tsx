@@ -88,7 +88,7 @@ class Attached {
         }
       }
       const { exitCode } = await this.terminal.result();
-      this.say(`ended with status ${exitCode ?? "unknown"}`);
+      this.say(`ended with status ${Number.isNaN(exitCode) ? "unknown" : exitCode}`);
     } catch (error) {
       if (!this.control.signal.aborted) {
         this.say("disconnected");
