@@ -16,6 +16,7 @@ import pytest
 
 from sandkasten.api.error_responses import status_of
 from sandkasten.api.previews.preview_access import PreviewRules, Previews
+from sandkasten.api.previews.preview_app import page
 from sandkasten.compat.e2b import file_routes, file_watchers, process_routes
 from sandkasten.compat.e2b.connect_codec import STREAM, envelope
 from sandkasten.compat.e2b.e2b_assembly import open_e2b, read_key
@@ -27,7 +28,7 @@ from sandkasten.errors import StoreUnusable
 from sandkasten.model.access.api_keys import e2b_spelling
 from sandkasten.model.access.preview_links import SandboxPreviews
 from sandkasten.model.files.file_entries import Change
-from sandkasten.model.ids import sandbox_id
+from sandkasten.model.ids import host_label, sandbox_id
 from sandkasten.model.sandbox.network_policy import default_network
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, UpdateRequest
@@ -561,6 +562,10 @@ async def test_an_address_without_a_sandbox_has_the_status_of_e2b_below_its_doma
     ):
         assert status_of(previews.unknown(f"8000-{ABSENT}.{domain}")) == 502
         assert status_of(previews.unknown(f"8000-{ABSENT}.localhost")) == 404
+        label = host_label(ABSENT)
+        body = page(previews.unknown(f"8000-{label}.{domain}"), html=False).body
+        gone = {"sandboxId": label, "message": "The sandbox was not found", "code": 502}
+        assert json.loads(bytes(body)) == gone
 
 
 async def test_without_keys_on_loopback_any_key_is_accepted(tmp_path):

@@ -134,7 +134,8 @@ class Previews:
         """Return the error for a host name that belongs to no sandbox of the client."""
         if self.gone_status is None or self.domain_of(name) != self.rules.domain:
             return unknown_preview()
-        return unknown_preview(http_status=self.gone_status)
+        label = name.partition(".")[0].partition("-")[2]
+        return unknown_preview(http_status=self.gone_status, label=label)
 
     # ---- links
 
@@ -314,7 +315,7 @@ def preview_target(name: str, domain: str) -> PreviewTarget:
     return target
 
 
-def unknown_preview(**details: int) -> SessionNotFound:
+def unknown_preview(**details: int | str) -> SessionNotFound:
     return SessionNotFound(
         "no sandbox has this address",
         hint="it may have ended; sandkasten ls lists sandboxes, sandkasten url ID PORT makes links",

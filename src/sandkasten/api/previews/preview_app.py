@@ -33,6 +33,7 @@ from sandkasten.api.request.http_call import Call
 from sandkasten.api.request.key_recheck import Held
 from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.api.request.request_log import log_request
+from sandkasten.api.response.json_response import answer
 from sandkasten.errors import Busy, NotFound, SandkastenError, SessionNotFound
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ _PAGE: Final = """<!doctype html>
 code{{background:#eee;padding:.1em .3em}}</style>
 <h1>{title}</h1><p>{message}</p><p>Hint: {hint}</p>
 """
+_GONE: Final = "The sandbox was not found"
 _PAGE_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
@@ -263,6 +265,10 @@ def page(error: SandkastenError, *, html: bool) -> Response:
         headers["WWW-Authenticate"] = 'Bearer realm="sandkasten"'
     if status == 503:
         headers["Retry-After"] = "1"
+    if not html and "label" in error.details:
+        # Programs for E2B read this body.
+        gone = {"sandboxId": error.details["label"], "message": _GONE, "code": status}
+        return answer(gone, status, headers)
     if not html:
         text = f"{error.message}\nhint: {error.hint}\n"
         return Response(text, status, headers, media_type="text/plain")
