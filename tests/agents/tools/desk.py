@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.engine.engine import Engine
     from sandkasten.ports import FileStore
 
@@ -52,7 +53,12 @@ async def opened(data_dir: Path, backend: str = "local", **settings: str) -> Asy
     environ = {"HOME": str(data_dir), "SANDKASTEN_BACKEND": backend}
     environ["SANDKASTEN_FILES_MAX_BYTES"] = str(300 << 20)
     environ |= {f"SANDKASTEN_{name.upper()}": value for name, value in settings.items()}
-    given = load({"data_dir": str(data_dir)}, environ, data_dir.parent)
+    async with opened_with(load({"data_dir": str(data_dir)}, environ, data_dir.parent)) as one:
+        yield one
+
+
+@asynccontextmanager
+async def opened_with(given: Settings) -> AsyncIterator[Desk]:
     prepare_data_dir(given.data_dir)
     async with open_books(given, SystemClock()) as books:
         engine = await open_engine(given, journal=books.journal, stored_files=books.files)
