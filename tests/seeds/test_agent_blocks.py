@@ -1,31 +1,43 @@
 """The agents, the workflow and the session keys of the source documents, run as written.
 
-The model is scripted: it calls the tools that the document gives to an agent of that mode. The
-images that the documents name are aliases of the machine's own, so that nothing is fetched.
+The model is scripted: it calls the tools that the document gives to an agent of that mode. A Debian
+of the tests has the names of the documents' images, so that nothing is fetched. Of the packages,
+`yaml` is the real one without its compiled part, and `pandas` is a module of that name.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
+import yaml
 
 from sandkasten.agents.definitions.prompt_file import parse_agent
 from sandkasten.agents.definitions.sandbox_field import LIMIT_FIELDS, NETWORK_FIELDS, SANDBOX_FIELDS
 from sandkasten.model.runs.session_key import SessionKey, parse_session_key
+from tests import imagekit
 from tests.agents.agency import house
 from tests.models.server import Answer, Asked, Call
 from tests.packages import wheels
 from tests.seeds import go_source
 from tests.seeds.documents import Block, block, run_as
 
-CODE = "import os, sys\nprint('computed', 6 * 7, os.path.exists('/work'))\n"
+CODE = """
+import importlib.util, os
+found = [name for name in ("pandas", "yaml") if importlib.util.find_spec(name)]
+if "yaml" in found:
+    import yaml
+    found = yaml.safe_load(yaml.safe_dump(found))
+print("computed", 6 * 7, os.path.exists("/work"), *found)
+"""
 FENCE = "---\n"
 EMPTY = "the template is empty: the model receives only the task"
 LOG = "INFO a\nERROR b\nERROR b\nERROR c\n"
-IMAGES = "python:3.11-slim=host"
+PYTHON, LINUX = "python:3.11-slim", "ubuntu:22.04"
 
 
 @cache
@@ -46,8 +58,16 @@ def _alternatives(shown: Block) -> list[str]:
     return [f"{FENCE}{part}{FENCE}" for part in parts if part.startswith("sandbox:")]
 
 
+_images: list[str] = []
+
+
 def scripted(asked: Asked) -> Answer:
-    """Use the tools as an agent of either mode would, then answer with the last result."""
+    """Use the tools as an agent of either mode would, then answer with the last result.
+
+    The image that an answer names is noted.
+    """
+    if asked.turn and "image" in asked.last:
+        _images.append(asked.last["image"])
     names = [one["function"]["name"] for one in asked.body.get("tools", [])]
     turns = _computes(asked) if names == ["sandbox_run"] else _codes()
     if asked.turn < len(turns):
@@ -80,14 +100,19 @@ def anyio_backend() -> str:
 async def shown(tmp_path_factory, anyio_backend):
     """A service with all agents of the documents."""
     place = tmp_path_factory.mktemp("seeds")
-    for name in ("pandas", "pyyaml"):
-        wheels.wheel(place / "wheels", name)
+    wheels.wheel(place / "wheels", "pandas")
+    source = {
+        f"yaml/{one.name}": one.read_text() for one in Path(yaml.__file__).parent.glob("*.py")
+    }
+    wheels.wheel(place / "wheels", "pyyaml", yaml.__version__, files=source)
+    debian = imagekit.debian_tar()
+    stored = ((PYTHON, debian), (LINUX, debian))
+    await asyncio.to_thread(imagekit.store_with, place / "data" / "images", *stored)
     async with house(
         place,
         files={f"agents/{name}.prompt": text for name, text in prompts().items()},
         script=scripted,
         SANDKASTEN_MODELS_DEFAULT="scripted",
-        SANDKASTEN_IMAGES_ALIASES=IMAGES,
         SANDKASTEN_PACKAGES_FIND_LINKS=str(place / "wheels"),
     ) as one:
         yield one
@@ -99,6 +124,7 @@ async def test_an_agent_of_the_documents_runs(shown, name):
     agent = parse_agent(text, name)
     has_a_task = not text.endswith(FENCE)
     assert agent.warnings == (() if has_a_task else (EMPTY,))
+    _images.clear()
     row = await shown.agent(agent.name, "Compute it", variables={"log_data": LOG})
     assert (row.status, row.error) == ("completed", None)
     if "log_data" in text:
@@ -108,7 +134,9 @@ async def test_an_agent_of_the_documents_runs(shown, name):
             "top_errors": [{"message": "ERROR b", "count": 2}, {"message": "ERROR c", "count": 1}],
         }
     else:
-        assert row.output == "computed 42 True\n"
+        packages = " pandas yaml" if "pip_packages" in text else ""
+        assert row.output == f"computed 42 True{packages}\n"
+    assert set(_images) == {LINUX if "runtime: linux" in text else PYTHON}
     assert await shown.sandboxes() == []
 
 

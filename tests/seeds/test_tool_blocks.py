@@ -46,15 +46,19 @@ async def desk(tmp_path_factory, anyio_backend):
 
 @pytest.fixture(scope="module")
 async def answers(desk) -> dict[str, dict[str, Any]]:
-    """Call every tool once, with the arguments of the requirements, and return its answer."""
+    """Call every tool with the arguments of the requirements, and return its answer.
+
+    What a tool answers in other cases has another name.
+    """
     found: dict[str, dict[str, Any]] = {}
 
-    async def call(tool: str, **arguments: Any) -> dict[str, Any]:
-        found[f"sandbox_{tool}"] = answer = await desk.call(tool, **arguments)
+    async def call(tool: str, also: str = "", /, **arguments: Any) -> dict[str, Any]:
+        found[also or f"sandbox_{tool}"] = answer = await desk.call(tool, **arguments)
         return answer
 
     code = "import os; os.makedirs('output'); open('output/result.json', 'w').write('{}')"
     await call("run", code=code, artifacts=["output/*.json"], timeout_seconds=300)
+    await call("run", "refused run", code="print(1)", timeout_seconds=9999)
     sandbox = (await call("open"))["sandbox_id"]
     await call(
         "fs_write", sandbox_id=sandbox, path="a/main.py", contents="print(1)", mode="0644",
@@ -63,6 +67,15 @@ async def answers(desk) -> dict[str, dict[str, Any]]:
     await call("fs_read", sandbox_id=sandbox, path="a/main.py", max_bytes=1000)
     await call("fs_list", sandbox_id=sandbox, path=".", recursive=True)
     cmd = ["python3", "a/main.py"]
+    hangs = ["sleep", "60"]
+    running = await call("exec", "streamed exec", sandbox_id=sandbox, cmd=hangs, stream=True)
+    await call(
+        "exec_wait", "early exec_wait", sandbox_id=sandbox, exec_id=running["exec_id"],
+        timeout_seconds=0.1,
+    )  # fmt: skip
+    await call("exec", "failed exec", sandbox_id=sandbox, cmd=["python3", "missing.py"])
+    await desk.call("fs_write", sandbox_id=sandbox, path="raw", contents_b64="/w==")
+    await call("fs_read", "binary fs_read", sandbox_id=sandbox, path="raw")
     streamed = await desk.call("exec", sandbox_id=sandbox, cmd=cmd, stream=True)
     exec_id = streamed["exec_id"]
     await call("exec_wait", sandbox_id=sandbox, exec_id=exec_id, timeout_seconds=30)
@@ -120,15 +133,40 @@ def test_every_field_of_the_document_is_in_the_answer(source, answers):
             continue
         answer = answers[tool_of(name)]
         for one in fields:
-            if one.name not in answer:
-                # Of two fields for one value; or an error, and there was none.
-                assert not one.required or one.name == "contents_b64"
-                continue
-            assert isinstance(answer[one.name], PYTHON[one.type]), one
+            if one.required:
+                assert isinstance(answer[one.name], PYTHON[one.type]), one
     for name, entry in (("OutputChunk", "chunks"), ("FileEntry", "entries")):
         for one in found.get(name, ()):
             [tool] = {tool_of(other) for other in found if other.endswith("Output")}
             assert isinstance(answers[tool][entry][0][one.name], PYTHON[one.type])
+
+
+# Of each field that the documents mark `omitempty`: an answer with it, and one without.
+OPTIONAL = {
+    ("SandboxRunOutput", "error"): ("refused run", "sandbox_run"),
+    ("SandboxExecOutput", "exit_code"): ("sandbox_exec", "streamed exec"),
+    ("SandboxExecOutput", "stdout"): ("sandbox_exec", "streamed exec"),
+    ("SandboxExecOutput", "stderr"): ("failed exec", "streamed exec"),
+    ("SandboxExecWaitOutput", "exit_code"): ("sandbox_exec_wait", "early exec_wait"),
+    ("SandboxFsReadOutput", "contents"): ("sandbox_fs_read", "binary fs_read"),
+    ("SandboxFsReadOutput", "contents_b64"): ("binary fs_read", "sandbox_fs_read"),
+}
+
+
+def test_every_optional_field_of_the_document_is_there_when_it_has_a_value(answers):
+    fields = {
+        (struct, one.name): one
+        for source in run_as("fields of a tool")
+        for struct, listed in go_source.structs(source.text).items()
+        for one in listed
+        if struct.endswith("Output") and not one.required
+    }
+    assert set(fields) == set(OPTIONAL)
+    for (struct, name), (with_it, without) in OPTIONAL.items():
+        value = answers[with_it][name]
+        assert isinstance(value, PYTHON[fields[struct, name].type]), (struct, name)
+        assert value or name == "exit_code"
+        assert answers[without].get(name) in (None, ""), (struct, name)
 
 
 @pytest.mark.parametrize("source", run_as("fields of limits"), ids=lambda one: one.id)
