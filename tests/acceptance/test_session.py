@@ -9,6 +9,7 @@ import pytest
 
 from sandkasten import AsyncSandbox
 from tests.acceptance.conftest import sandkasten
+from tests.shared_sandbox_cases import few
 
 MIB = 1024 * 1024
 
@@ -32,28 +33,30 @@ def test_a_one_shot_from_the_command_line_computes(data_dir):
 
 
 @pytest.mark.promise("P11")
-@pytest.mark.long(reason="`make test` has it in the contract")
-def test_state_persists_over_a_thousand_commands(data_dir, make):
+@pytest.mark.parametrize("count", few([20, 1000]))
+def test_state_persists_over_many_commands(data_dir, make, count):
     with make() as box:
         box.exec(
             "n=0; mkdir -p /workspace/deep; cd /workspace/deep; export SEEN=; f() { echo f$n; }"
         )
         pid = box.exec("echo $$").output
-        for turn in range(1, 1001):
+        for turn in range(1, count + 1):
             result = box.exec(f"n=$((n + 1)); export SEEN=$n; /bin/sh -c 'exit {turn % 200}'")
             assert (result.exit_code, result.shell_reset) == (turn % 200, False)
-        assert box.exec("echo $n $SEEN; pwd; f").output == "1000 1000\n/workspace/deep\nf1000\n"
+        told = box.exec("echo $n $SEEN; pwd; f").output
+        assert told == f"{count} {count}\n/workspace/deep\nf{count}\n"
         assert box.exec("echo $$").output == pid
         assert len(box.processes()) <= 4
 
 
 @pytest.mark.slow_loop
-@pytest.mark.long(reason="`make test` uploads and downloads smaller files")
-def test_fifty_megabytes_of_json_are_uploaded_summed_and_downloaded(data_dir, make):
+@pytest.mark.parametrize("megabytes", few([5, 50]))
+def test_megabytes_of_json_are_uploaded_summed_and_downloaded(data_dir, make, megabytes):
     rng = random.Random(7)
-    rows = [{"id": n, "value": rng.randrange(10**9), "text": "x" * 60} for n in range(500_000)]
+    count = megabytes * 10_000
+    rows = [{"id": n, "value": rng.randrange(10**9), "text": "x" * 60} for n in range(count)]
     whole = json.dumps(rows).encode()
-    assert len(whole) > 50 * 1000 * 1000
+    assert len(whole) > megabytes * 1000 * 1000
     code = """
 import json
 rows = json.load(open("/workspace/in.json"))
@@ -65,7 +68,7 @@ json.dump(answer, open("/workspace/out.json", "w"))
         result = box.run(code)
         assert result.ok, result
         assert json.loads(box.read("out.json")) == {
-            "rows": 500_000,
+            "rows": count,
             "sum": sum(int(str(row["value"])) for row in rows),
         }
         assert bytes(box.read("in.json")) == whole

@@ -77,7 +77,7 @@ def test_a_session_works_completely_in_a_daemon_that_is_a_container(running_daem
 
 
 @pytest.mark.promise("P56")
-@pytest.mark.long(reason="`make test` runs both suites on docker/shared")
+@pytest.mark.long(reason="`make test` has the session that works")
 def test_a_plain_bind_of_the_daemons_path_fails_and_a_session_works(running_daemon):
     """A daemon in a container cannot offer the engine one of its own directories."""
     path = f"/tmp/station-sandboxes/sbx_{secrets.token_hex(8)}"
@@ -190,10 +190,10 @@ def _use_every_tool_of_code_mode(agents: Agents) -> None:
 
 
 @pytest.mark.promise("P56")
-@pytest.mark.long(reason="`make test` runs them in a daemon that is no container")
 def test_agents_workflows_tools_and_mcp_work_in_the_image(host, daemon_image, definitions):
     models = "SANDKASTEN_MODELS_BASE_URL=http://127.0.0.1:8600/v1"
-    spoken = host.up("--env", models)
+    # A sandbox of the warm pool would be left while the daemon runs.
+    spoken = host.up("--env", models, "--env", "SANDKASTEN_POOL_ONESHOT_SPARES=0")
     assert spoken.status == 0, spoken
     model = ("python", "/agents/scripted_model.py", "/agents/script.json", "--port", "8600")
     host.docker("exec", "--detach", "sandkasten", *model)
@@ -285,7 +285,6 @@ def test_the_daemon_is_not_root_when_it_has_no_sandbox_files(host, daemon_image)
     assert host.cli("up", "--status").status == 0
 
 
-@pytest.mark.long(reason="`make test` runs both suites on docker/remote")
 def test_a_daemon_can_use_a_remote_engine(host, daemon_image):
     reached = host.engine.reached
     engine = ("--engine", reached.host, "--engine-certs", reached.certificates)

@@ -199,7 +199,6 @@ def in_engine(engine: Docker, *prefix: str) -> dict[str, list[str]]:
     return {"containers": containers.split(), "volumes": volumes.split()}
 
 
-@pytest.mark.long(reason="`make test` runs both suites on docker/inside")
 def test_with_the_socket_sandboxes_have_their_own_volumes_and_leave_nothing(
     engine: Docker,
     daemon_image: str,

@@ -21,13 +21,7 @@ from openai.types.responses import (
     ResponseOutputText,
 )
 
-PROGRAM = "a, b = 0, 1\nwhile a < 50:\n    print(a, end=' ')\n    a, b = b, a + b\n"
-CALLS: list[tuple[str, dict[str, object]]] = [
-    ("exec", {"cmd": "mkdir -p src && cd src && export STEP=two"}),
-    ("write_file", {"path": "/workspace/src/fib.py", "content": PROGRAM}),
-    ("exec", {"cmd": "echo $STEP; pwd; python3 fib.py", "timeout_ms": 20000}),
-    ("read_file", {"path": "/workspace/src/fib.py"}),
-]
+from tests.examples.sdk_stand_in import CALLS
 
 
 class ScriptedModel(Model):

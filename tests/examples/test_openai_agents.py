@@ -20,17 +20,34 @@ HERE = Path(__file__).parent
 EXAMPLE = ROOT / "examples" / "openai_agents" / "coding_assistant.py"
 
 
-@pytest.mark.long(reason="`make test` runs our own example agents")
+TOLD = [
+    "exit=0\ncwd=/workspace/src\n---\n",
+    "wrote /workspace/src/fib.py",
+    "exit=0\ncwd=/workspace/src\n---\ntwo\n/workspace/src\n0 1 1 2 3 5 8 13 21 34 ",
+    "a, b = 0, 1\nwhile a < 50:\n    print(a, end=' ')\n    a, b = b, a + b\n",
+]
+
+
+@pytest.mark.long(reason="it installs the SDK; `make test` calls the tools without it")
 @pytest.mark.root
 def test_an_agent_writes_a_program_and_runs_it():
-    python = environments.examples()
+    assert run(environments.examples(), "scripted_model.py") == TOLD
+
+
+@pytest.mark.root
+def test_the_program_and_its_tools_work_on_a_daemon():
+    assert run(Path(sys.executable), "sdk_stand_in.py") == TOLD
+
+
+def run(python: Path, driver: str) -> list[str]:
+    """Return what the tools of the example answered, on a daemon with the address it names."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SANDKASTEN_")}
     with tempfile.TemporaryDirectory(prefix="pytest-of-examples-", dir="/var/tmp") as place:
         done = subprocess.run(
             [
                 *("unshare", "--net", sys.executable, "-m", "tests.examples.alone"),
                 f"{place}/data",
-                *(str(python), str(HERE / "scripted_model.py"), str(EXAMPLE)),
+                *(str(python), str(HERE / driver), str(EXAMPLE)),
             ],
             cwd=ROOT,
             env={
@@ -46,10 +63,5 @@ def test_an_agent_writes_a_program_and_runs_it():
             check=False,
         )
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told == [
-        "exit=0\ncwd=/workspace/src\n---\n",
-        "wrote /workspace/src/fib.py",
-        "exit=0\ncwd=/workspace/src\n---\ntwo\n/workspace/src\n0 1 1 2 3 5 8 13 21 34 ",
-        "a, b = 0, 1\nwhile a < 50:\n    print(a, end=' ')\n    a, b = b, a + b\n",
-    ]
+    told: list[str] = json.loads(done.stdout)
+    return told

@@ -31,9 +31,14 @@ def store(tmp_path_factory) -> Path:
 
 def test_the_images_of_the_repository_are_built_by_their_files(store):
     images = sandkasten.Images(data_dir=store)
+    layers = []
     for name in ("base", "python", "node"):
         built = images.build(ROOT / "images" / name, name=f"sandbox-runtime:{name}")
         assert (built.image.user, built.image.workdir) == ("1000", "/workspace")
+        layers.append([layer.id for layer in built.image.layers])
+    # The others extend the base image.
+    assert [one[: len(layers[0])] for one in layers] == [layers[0]] * 3
+    assert len(layers[0]) < min(len(one) for one in layers[1:])
     with sandkasten.Sandbox("sandbox-runtime:python", data_dir=store) as box:
         found = box.exec("pwd; ls -A /var/cache/debs; echo ok > /var/tmp/a && cat /tmp/a")
     assert found.output.splitlines()[0] == "/workspace"

@@ -10,6 +10,11 @@ from tests.seeds.documents import documents
 from tests.seeds.requirements import FILE, Requirement, problems, read, tables
 
 THIS = "tests/repo/test_requirements.py::test_a_valid_requirement_is_accepted"
+LONG = "tests/sdks/test_typescript.py::test_the_tests_use_the_types_of_the_client"
+LONG_FILE = (
+    "tests/deploy/test_runtime_images.py"
+    "::test_programs_of_a_runtime_image_work_in_a_confined_container"
+)
 FINE = Requirement("000", "Goals", "It runs", "works", "", (THIS,))
 
 
@@ -41,12 +46,18 @@ def test_a_valid_requirement_is_accepted():
             {"tests": ("tests/repo/test_gone.py::test_x",)},
             "test tests/repo/test_gone.py::test_x does not exist",
         ),
+        ({"tests": (LONG, LONG_FILE)}, "shows nothing of it, only `make test-long`"),
         ({"tests": ("tests/repo",)}, "test tests/repo does not exist"),
     ],
 )
 def test_a_requirement_without_what_its_state_needs_is_reported(changes, complaint):
     found = problems([replace(FINE, **changes)])
     assert any(complaint in one for one in found), found
+
+
+def test_a_long_test_is_enough_beside_another_and_for_what_does_not_work_completely():
+    assert problems([replace(FINE, tests=(THIS, LONG))]) == []
+    assert problems([replace(FINE, state="partly", reason="Half.", tests=(LONG,))]) == []
 
 
 def test_a_duplicate_requirement_is_reported():

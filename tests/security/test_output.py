@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.security.harness import NAMED, PYTHON, Box, paced, sized
+from tests.shared_sandbox_cases import few
 
 pytestmark = pytest.mark.promise("P14")
 
@@ -32,10 +33,10 @@ def _rss_of_runner(box: Box) -> int:
 @pytest.mark.own_cell(NAMED)
 @pytest.mark.slow_loop
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("way", ["argv", "shell"])
-@pytest.mark.long(reason="it is a gigabyte; `make test` counts less")
-def test_a_gigabyte_of_output_is_counted_and_memory_stays_flat(way, box):
-    size = GIB
+@pytest.mark.parametrize(
+    ("way", "size"), few([("shell", 128 * MIB), ("argv", GIB), ("shell", GIB)])
+)
+def test_a_flood_of_output_is_counted_and_memory_stays_flat(way, size, box):
     box.exec(["true"])
     box.exec("true")
     ours, runners = _rss(), _rss_of_runner(box)

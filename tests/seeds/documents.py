@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -113,3 +114,36 @@ def exists(test: str) -> bool:
         return place.exists()
     name = re.escape(function.partition("[")[0])
     return place.is_file() and bool(re.search(rf"^(async )?def {name}\(", place.read_text(), re.M))
+
+
+def is_long(test: str) -> bool:
+    """Return whether all of `file::function` is left to `make test-long`."""
+    path, _, function = test.partition("::")
+    functions, whole = _marked_long(ROOT / path)
+    return whole or function.partition("[")[0] in functions
+
+
+@cache
+def _marked_long(path: Path) -> tuple[frozenset[str], bool]:
+    """Return the functions that are marked `long`, and whether the whole file is."""
+    marks: set[str] = set()
+    functions = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and _names_long(node.value):
+            marks |= {one.id for one in node.targets if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
+            _names_long(one) or ast.unparse(one) in marks for one in node.decorator_list
+        ):
+            functions.add(node.name)
+    return frozenset(functions), "pytestmark" in marks
+
+
+def _names_long(mark: ast.expr) -> bool:
+    """Return whether it is the mark, its call, or a list with one of them.
+
+    A parameter that is marked leaves the others.
+    """
+    if isinstance(mark, ast.List | ast.Tuple):
+        return any(_names_long(one) for one in mark.elts)
+    called = mark.func if isinstance(mark, ast.Call) else mark
+    return ast.unparse(called) == "pytest.mark.long"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests.seeds.documents import HERE, documents, exists
+from tests.seeds.documents import HERE, documents, exists, is_long
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,11 +68,20 @@ def problems(requirements: Iterable[Requirement]) -> list[str]:
         if one.state != "missing" and not one.tests:
             complaints.append(f"{place}: {one.state} requires a test")
         complaints += [
-            f"{place}: test {test} does not exist"
-            for test in one.tests
-            if "::test_" not in test or not exists(test)
+            f"{place}: test {test} does not exist" for test in one.tests if not _is_test(test)
         ]
+        if one.state == "works" and not _in_every_run(one):
+            complaints.append(f"{place}: `make test` shows nothing of it, only `make test-long`")
     return complaints
+
+
+def _is_test(test: str) -> bool:
+    return "::test_" in test and exists(test)
+
+
+def _in_every_run(one: Requirement) -> bool:
+    existing = [test for test in one.tests if _is_test(test)]
+    return not existing or any(not is_long(test) for test in existing)
 
 
 def tables(requirements: list[Requirement]) -> str:

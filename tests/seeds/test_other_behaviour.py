@@ -91,6 +91,15 @@ async def test_the_shell_is_bash(desk):
     await desk.call("close")
 
 
+async def test_a_program_is_compiled_and_run(desk):
+    """With the compiler of the machine; tests/local has one of an image."""
+    source = '#include <stdio.h>\nint main(void) { return puts("compiled") < 0; }\n'
+    await desk.call("fs_write", path="app.c", contents=source)
+    ran = await desk.call("exec", command="gcc -o app app.c && ./app")
+    assert (ran["exit_code"], ran["stdout"]) == (0, "compiled\n"), ran
+    await desk.call("close")
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("backend", few(["local", "oci"]))
 @pytest.mark.parametrize("field", [{"allow_network": True}, {"network": {"enabled": True}}])

@@ -128,6 +128,8 @@ async def test_a_directory_is_removed_only_with_the_recursive_flag(tools):
     assert (gone["ok"], gone["deleted"], gone["path"]) == (True, "/workspace/d", "/workspace/d")
     assert (await tools.call("fs_delete", path="d"))["code"] == "FILE_NOT_FOUND"
     assert (await tools.call("fs_delete", path="/work"))["code"] == "INVALID_REQUEST"
+    await tools.call("exec", cmd="mkdir empty")
+    assert (await tools.call("fs_delete", path="empty"))["ok"]
 
 
 async def test_nothing_of_the_host_is_read_or_written(tools):

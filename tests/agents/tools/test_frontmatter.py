@@ -229,12 +229,11 @@ async def test_max_exec_timeout_seconds_bounds_the_models_timeout(tools):
     assert refused["message"] == "a timeout of 6 s is over max_exec_timeout_seconds (5)"
 
 
-@pytest.mark.long(reason="`make test` has it for sandboxes without an agent")
 async def test_a_sandbox_that_is_idle_too_long_ends(tools):
-    coding = asks(tools, "{mode: code, limits: {timeout_seconds: 3}}")
+    coding = asks(tools, "{mode: code, limits: {timeout_seconds: 1}}")
     opened = await coding.call("fs_write", path="x", text="1")
     info = await tools.engine.get(opened["sandbox_id"])
-    assert info.idle_timeout_s == 3
+    assert info.idle_timeout_s == 1
     deadline = time.monotonic() + PATIENCE_S
     while info.status == "running":
         assert time.monotonic() < deadline, info
