@@ -18,6 +18,7 @@ import pytest
 from sandkasten import QuotaExceeded, Sandbox, SandkastenError, Workspaces
 from sandkasten.linux.state_layout import read_pid
 from sandkasten.linux.storage import workspace_image
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from tests.acceptance.conftest import POOL_SIZE
 from tests.daemon.process import ask, running
 from tests.patience import PATIENCE_S
@@ -75,7 +76,7 @@ def cut_power(data_dir: Path, box: Sandbox) -> None:
     """Lose what the workspace's file system has in memory only."""
     known = read_pid(data_dir / "cells" / box.id)
     assert known is not None
-    volume = workspace_image.pin_volume(known[0])
+    volume = workspace_image.pin_volume(known[0], WORKSPACE)
     assert volume is not None
     workspace_image.abandon(volume)
     os.close(volume)

@@ -29,7 +29,7 @@ ARG BASE=box
 FROM ${BASE}:latest
 ENV GREETING="hello there"
 RUN echo app:x:1234:1234::/home/app:/bin/sh >> /etc/passwd && \\
-    echo team:x:4321:app >> /etc/group && mkdir /home/app && chown 1234:1234 /home/app
+    echo team:x:4321:app >> /etc/group && mkdir -p /home/app && chown 1234:1234 /home/app
 WORKDIR /srv
 COPY --chown=app:team *.txt src ./
 ARG NAME=world

@@ -1,4 +1,4 @@
-"""The Dockerfiles of this repository are built without a Docker Engine."""
+"""The Dockerfiles of this repository and of its plan are built without a Docker Engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 import sandkasten
 from tests import imagekit
+from tests.seeds.documents import block
 
 pytestmark = [pytest.mark.root, pytest.mark.promise("P53")]
 
@@ -43,6 +44,37 @@ def test_the_images_of_the_repository_are_built_by_their_files(store):
         found = box.exec("pwd; ls -A /var/cache/debs; echo ok > /var/tmp/a && cat /tmp/a")
     assert found.output.splitlines()[0] == "/workspace"
     assert found.output.splitlines()[-1] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("base", "user"),
+    [("", "sandbox"), ("RUN useradd -m ubuntu\n", "ubuntu")],
+    ids=["1000 is free", "1000 is taken"],
+)
+def test_the_dockerfile_of_the_plan_is_built_as_written(store, tmp_path, base, user):
+    images = sandkasten.Images(data_dir=store)
+    (tmp_path / "Dockerfile").write_text(f"FROM debian:bookworm-slim\n{base}")
+    images.build(tmp_path, name="ubuntu:24.04")
+    (tmp_path / "Dockerfile").write_text(block("004-4").text)
+    (tmp_path / "runner").write_text("#!/bin/sh\necho ran\n")
+    image = images.build(tmp_path, name="plan").image
+    assert (image.user, image.workdir) == ("sandbox", "/workspace")
+    assert image.entrypoint == ("/usr/local/bin/runner",)
+    with sandkasten.Sandbox("plan", data_dir=store) as box:
+        found = box.exec("whoami; pwd; runner; grep -c ^sandbox: /etc/passwd; touch a && ls")
+    assert found.output.split() == [user, "/workspace", "ran", "1", "a"]
+
+
+def test_a_sandbox_runs_as_the_account_that_the_image_has_made(store, tmp_path):
+    (tmp_path / "Dockerfile").write_text(
+        "FROM debian:bookworm-slim\n"
+        "RUN useradd -u 1000 -m app && useradd -r runner && mkdir /workspace\n"
+        "USER app\nRUN id -un > ~/who\n"
+    )
+    sandkasten.Images(data_dir=store).build(tmp_path, name="own")
+    with sandkasten.Sandbox("own", data_dir=store) as box:
+        found = box.exec("id -un; cat ~app/who; getent passwd sandbox; touch /workspace/a")
+    assert (found.output.split(), found.exit_code) == (["app", "app"], 0)
 
 
 def test_an_image_may_have_the_same_layer_twice(store, tmp_path):

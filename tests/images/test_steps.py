@@ -33,7 +33,9 @@ from sandkasten.images.builder.recipe import (
     SetWorkdir,
     parse_recipe,
 )
+from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.images.layers.overlay import Landing, Parent, landing
+from sandkasten.images.layers.skeleton import make_build_skeleton, make_skeleton
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
 from tests import imagekit
 from tests.packages.wheels import wheel
@@ -346,6 +348,14 @@ async def inside(shared: Path, name: str, command: str) -> str:
         return str(result.stdout)
 
 
+def below(tree: Path) -> set[str]:
+    return {os.fspath(one.relative_to(tree)) for one in tree.rglob("*")}
+
+
+def in_layer(shared: Path, layer: sandkasten.ImageLayer) -> set[str]:
+    return below(Path(LayerStore(shared / "images").tree(layer.id)))
+
+
 async def test_steps_build_an_image_that_sandboxes_can_use(shared, images, context):
     file = recipe(
         context,
@@ -474,8 +484,64 @@ async def test_packages_of_a_step_are_those_of_this_machine(images, shared, tmp_
     file = recipe(tmp_path / "recipe", {"pip": ["alpha"]}, base="python3")
     built = await images.build_steps("packed", file)
     assert len(built.image.layers) == 2
-    said = await inside(shared, "packed", "alpha-say; python3 -c 'import alpha; print(alpha)'")
-    assert "/usr/local/lib/python3.11/dist-packages/alpha.py" in said
+    said = await inside(
+        shared, "packed", "alpha-say; python3 -c 'import alpha; print(alpha)'; ls -A /opt"
+    )
+    # The packages are copied, and nothing is left of where the step saw them.
+    assert said.endswith("/usr/local/lib/python3.11/dist-packages/alpha.py'>\n")
+
+
+@pytest.mark.promise("P53")
+async def test_a_step_sees_and_changes_the_image_alone(shared, images, context):
+    """The image has /bin and nothing else; what the step adds is one file."""
+    file = recipe(context, {"run": "find / -xdev -mindepth 1 ! -path '/bin/*' > /bin/seen"})
+    built = await images.build_steps("alone:1", file)
+    mounts = {"/proc", "/dev", "/sys", "/run", "/tmp", "/root", "/etc"}
+    files = {"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
+    assert set((await inside(shared, "alone:1", "cat /bin/seen")).split()) == {
+        "/bin", *mounts, *files
+    }  # fmt: skip
+    assert in_layer(shared, built.image.layers[-1]) == {"bin", "bin/seen"}
+
+
+@pytest.mark.promise("P53")
+async def test_a_step_may_make_what_a_sandbox_adds(shared, images, context):
+    """Each account and each directory that only sandboxes add, from the skeleton itself."""
+    empty = shared / "empty"
+    ours, builds = shared / "ours", shared / "builds"
+    for one in (empty, ours, builds):
+        one.mkdir()
+    make_skeleton(ours, [str(empty)])
+    make_build_skeleton(builds, [str(empty)], ())
+    added = sorted(below(ours) - below(builds))
+    assert {"workspace", "work", "home/sandbox", "home/user", "var/tmp", "etc/passwd"} <= {*added}
+    accounts = [one for one in added if one.startswith("etc/")]
+    made = " ".join(f"/{one}" for one in added if one not in accounts)
+    account = "me:x:1000:1000::/home/me:/bin/sh\nrunner:x:999:999::/:/bin/sh"
+    steps = f"mkdir {made} && touch /workspace/of-the-step && printf '{account}\n' > /etc/passwd"
+    built = await images.build_steps("makes:1", recipe(context, {"run": steps}))
+    layer = in_layer(shared, built.image.layers[-1])
+    assert layer == {"etc", "etc/passwd", "workspace/of-the-step", *added} - {"etc/group"}
+    # The mounts of a sandbox do not care, and the account is the image's.
+    said = await inside(
+        shared,
+        "makes:1",
+        "whoami; cat /etc/passwd; touch a; echo /work*/* /tmp/*; echo b > /var/tmp/b; cat /tmp/b",
+    )
+    assert said.splitlines() == ["me", *account.split("\n"), "/work/a /workspace/a /tmp/*", "b"]
+
+
+@pytest.mark.promise("P53")
+async def test_directories_keep_their_mode_and_owner_when_a_step_writes_there(
+    shared, images, context
+):
+    first = {"run": "mkdir -p /etc /root && chown 7:8 /etc /root && chmod 750 /etc /root"}
+    file = recipe(context, first, {"run": "touch /etc/a /root/a"})
+    built = await images.build_steps("modes:1", file)
+    tree = Path(LayerStore(shared / "images").tree(built.image.layers[-1].id))
+    for name in ("etc", "root"):
+        found = (tree / name).stat()
+        assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o750, 7, 8)
 
 
 async def test_a_step_cannot_reach_the_network(shared, images, context):

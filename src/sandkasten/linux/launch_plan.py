@@ -78,7 +78,9 @@ def root_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object] |
         return None
     places = [
         _place("/proc", 0o555), _place("/dev"), _place(TMP, 0o1777), _place("/run"),
-        _place(WORKSPACE), _place(home(spec), 0o700 if spec.profile == "dev" else 0o755),
+        # That of a build is below /run, which is mounted empty.
+        *((_place(WORKSPACE),) if spec.workspace_at == WORKSPACE else ()),
+        _place(home(spec), 0o700 if spec.profile == "dev" else 0o755),
     ]  # fmt: skip
     if spec.image.home_is_free:
         places.append(_place(E2B_HOME))

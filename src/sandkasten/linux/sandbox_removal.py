@@ -111,7 +111,7 @@ def _end(cell: Path, sandbox_id: SandboxId, state: CellState) -> None:
         if pinned is not None:
             # Before the kill, because this path disappears with the first process. Holding the
             # mounts means that its death need not wait for some thirty unmounts.
-            volume = workspace_image.pin_volume(pinned.pid)
+            volume = workspace_image.pin_volume(pinned.pid, state.workspace_at)
             mounts = processes.hold_mounts(pinned.pid)
         # Both: the group also contains an interrupted launcher, and the pid works without cgroups.
         killed = cgroups.kill(group)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sandkasten.disk.atomic_file import write_file
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId
+from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,7 @@ class CellState:
     unenforced: tuple[tuple[str, str, str], ...] = ()
     volume: str | None = None
     """A workspace that outlives the sandbox and must be unmounted cleanly."""
+    workspace_at: str = WORKSPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ def read_state(cell: Path) -> CellState | None:
             v2_directory=raw["v2_directory"],
             unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
             volume=raw["volume"] if isinstance(raw.get("volume"), str) else None,
+            workspace_at=str(raw.get("workspace_at", WORKSPACE)),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

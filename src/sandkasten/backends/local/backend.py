@@ -197,6 +197,7 @@ class LocalBackend:
                 planned.directories,
                 planned.v2_directory,
                 volume=spec.workspace.path if spec.workspace else None,
+                workspace_at=spec.workspace_at,
             )
             # On disk before any of it exists, so that it can be removed after a crash.
             write_state(cell, state)

@@ -75,7 +75,7 @@ def runner_command(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
         "--listen-fd", str(LISTEN_FD),
         "--ready-fd", str(READY_FD),
         "--state-dir", f"{RUNNER_DIR}/state",
-        "--workspace", WORKSPACE,
+        "--workspace", spec.workspace_at,
         "--home", home(spec),
     ]  # fmt: skip
     if platform.ranged:
@@ -179,7 +179,7 @@ def _image_places(spec: CellSpec, platform: BwrapPlatform) -> list[str]:
         "--perms", "0755", "--size", str(_RUN_BYTES), "--tmpfs", "/run",
         "--perms", "1777", "--dir", "/run/lock",
         *_runner_place(platform),
-        "--bind", f"{platform.stage}/volume/workspace", WORKSPACE,
+        "--bind", f"{platform.stage}/volume/workspace", spec.workspace_at,
     ]  # fmt: skip
     if spec.image.home_is_free:
         args += ["--bind", f"{platform.stage}/volume/workspace", E2B_HOME]

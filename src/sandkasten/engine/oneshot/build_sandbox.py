@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.disk.cleanup import finish
 from sandkasten.errors import BuildFailed, SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
+from sandkasten.model.sandbox.cell_spec import BUILD_WORKSPACE
 from sandkasten.model.sandbox.network_policy import rule_for
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
@@ -86,7 +87,7 @@ class BuildSandbox:
             raise _cannot_tell(plan.backend.name)
         longest_s = plan.spec.limits.max_exec_timeout_s
         lease = replace(plan.lease, idle_timeout_s=longest_s, lifetime_s=longest_s * 2)
-        spec = replace(plan.spec, reserve_disk=False)
+        spec = replace(plan.spec, reserve_disk=False, workspace_at=BUILD_WORKSPACE)
         record = await self._sandboxes.make(replace(plan, spec=spec, lease=lease))
         try:
             handle, _ = await self._handles.connect(record.id)

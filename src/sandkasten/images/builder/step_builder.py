@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
@@ -32,9 +32,10 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.images.image_info import ImageProgress
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import RUNNER_PROGRAM
+from sandkasten.model.sandbox.package_sets import PYTHON_DIR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from sandkasten.images.builder.recipe import Base, Recipe, Step
@@ -140,14 +141,10 @@ class StepBuilder:
             await self._copy(state, step, context, progress, refresh=refresh)
         else:
             trees = [self._store.tree(one) for one in stages[step.stage].layers]
-            place = self._store.place()
-            scratch = await asyncio.to_thread(place.__enter__)
-            try:
+            async with self._place() as scratch:
                 paths = await to_the_end(gather, trees, step.sources, scratch)
                 gathered = replace(step, sources=paths)
                 await self._copy(state, gathered, scratch, progress, refresh=refresh)
-            finally:
-                await to_the_end(place.__exit__, None, None, None)
 
     async def _copy(
         self, state: _State, step: Copy, context: Path, progress: _StepProgress, *, refresh: bool
@@ -192,7 +189,7 @@ class StepBuilder:
         reach = {} if step.network.closed else {"network": step.network.public()}
         ours = {"argv": step.argv, "env": dict(step.env)} if step.argv else {}
         ours |= {"pip": step.pip} if step.pip else {}
-        key = build_key(kind="run", form=1, parent=state.id, command=step.command, **reach, **ours)
+        key = build_key(kind="run", form=2, parent=state.id, command=step.command, **reach, **ours)
         if self._known(state, key, progress, refresh=refresh):
             return
         if state.config.architecture not in ("", machine_architecture()):
@@ -200,27 +197,39 @@ class StepBuilder:
                 f"the base is made for {state.config.platform}, so its programs do not run here",
                 hint="use a base for this machine",
             )
-        image = await asyncio.to_thread(self._passing, state)
-        workdir = state.config.workdir or "/"
-        command, env = await asyncio.to_thread(_command, step, state.config.user, image.layers)
-        command = ("/bin/sh", "-c", _IN_DIRECTORY, "sh", workdir, *command)
-        async with self._bench.run(
-            image,
-            command,
-            cwd="/",
-            env=env,
-            network=step.network,
-            pip=step.pip,
-            on_line=progress.text,
-        ) as changes:
-            layer = await asyncio.to_thread(
-                _add,
-                self._store,
-                lambda out: write_layer(
-                    changes.tree, out, lambda _: None, first_id=changes.first_id
-                ),
-            )
+        async with self._place() as place:
+            mounts = (PYTHON_DIR,) if step.pip else ()
+            image = await to_the_end(self._passing, state, place, mounts)
+            workdir = state.config.workdir or "/"
+            command, env = await asyncio.to_thread(_command, step, state.config.user, image.layers)
+            command = ("/bin/sh", "-c", _IN_DIRECTORY, "sh", workdir, *command)
+            async with self._bench.run(
+                image,
+                command,
+                cwd="/",
+                env=env,
+                network=step.network,
+                pip=step.pip,
+                on_line=progress.text,
+            ) as changes:
+                layer = await asyncio.to_thread(
+                    _add,
+                    self._store,
+                    lambda out: write_layer(
+                        changes.tree, out, lambda _: None, first_id=changes.first_id
+                    ),
+                )
         self._take(state, key, layer)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[Path]:
+        """Yield a scratch directory of the store."""
+        place = self._store.place()
+        path = await asyncio.to_thread(place.__enter__)
+        try:
+            yield path
+        finally:
+            await to_the_end(place.__exit__, None, None, None)
 
     def _known(self, state: _State, key: str, progress: _StepProgress, *, refresh: bool) -> bool:
         known = None if refresh else self._cache.get(key)
@@ -236,15 +245,17 @@ class StepBuilder:
         self._cache.put(key, layer.diff_id)
         state.layers += (layer.diff_id,)
 
-    def _passing(self, state: _State) -> Image:
-        """Record the image so far, so that a sandbox can be made of it."""
+    def _passing(self, state: _State, place: Path, mounts: Sequence[str]) -> Image:
+        """Record the image so far, so that a sandbox can be made of it. Its skeleton is in `place`
+        and has `mounts`.
+        """
         if not self._store.there(state.id):
             state.passing.append(state.id)
         stored = self._store.put_image(state.layers, state.config, [])
         return Image(
             name=stored.id,
             kind="layers",
-            layers=self._store.trees(stored),
+            layers=self._store.build_trees(stored.layers, place, mounts),
             id=stored.id,
             env=stored.config.env,
         )

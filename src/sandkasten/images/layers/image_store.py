@@ -20,7 +20,7 @@ from sandkasten.images.image_names import canonical_name, new_name
 from sandkasten.images.layers.garbage import set_aside
 from sandkasten.images.layers.image_records import Records, StoredImage, image_id
 from sandkasten.images.layers.layer_directory import Layer, Layers
-from sandkasten.images.layers.skeleton import make_skeleton
+from sandkasten.images.layers.skeleton import make_build_skeleton, make_skeleton
 from sandkasten.images.layers.store_locks import StoreLocks
 from sandkasten.lazy_dataclass import dataclass
 
@@ -211,6 +211,19 @@ class LayerStore:
         """Return whether an image of this id can still be found."""
         return self._there() and self._records.there(the_id)
 
+    def build_trees(
+        self, layers: Sequence[str], place: Path, mounts: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return the directories to stack for a step of a build, which shows the image's own
+        accounts and directories. Its skeleton is made in `place`, with `mounts`.
+        """
+        trees = self._stacked(layers)
+        skeleton = place / "tree"
+        with translated("prepare a step"):
+            skeleton.mkdir()
+            make_build_skeleton(skeleton, trees, mounts)
+        return (*trees, str(skeleton))
+
     def trees(self, image: StoredImage) -> tuple[str, ...]:
         """Return the directories to stack, lowest first, the skeleton last."""
         missing = [one for one in image.layers if not self._layers.tree(one).is_dir()]
@@ -223,9 +236,7 @@ class LayerStore:
         if not skeleton.is_dir():
             with self.working():
                 self._skeleton(image)
-        # Overlayfs refuses the same directory twice, and the upper one hides the lower completely.
-        upper = dict.fromkeys(reversed(image.layers))
-        return (*(str(self._layers.tree(one)) for one in reversed(upper)), str(skeleton))
+        return (*self._stacked(image.layers), str(skeleton))
 
     # ---- naming and removing
 
@@ -282,6 +293,11 @@ class LayerStore:
 
     def _named(self, image: StoredImage) -> StoredImage:
         return replace(image, names=tuple(self._records.names().get(image.id, ())))
+
+    def _stacked(self, layers: Sequence[str]) -> tuple[str, ...]:
+        # Overlayfs refuses the same directory twice, and the upper one hides the lower completely.
+        upper = dict.fromkeys(reversed(layers))
+        return tuple(str(self._layers.tree(one)) for one in reversed(upper))
 
     def _skeleton(self, image: StoredImage) -> None:
         final = self.root / "skeletons" / _hex(image.id)

@@ -3,30 +3,37 @@
 It has real directories at mount points, so that an image's `/proc` or `/dev` that is a link has no
 effect; the image's own users plus the sandbox's; host name and hosts. Made from the layers below
 it, of which it reads two files, bounded and without following links out of them.
+
+While an image is built, its steps have mount points, host name and hosts only: what they see and
+change besides is the image's own.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.images.layers.overlay import has_program, read_merged
+from sandkasten.images.layers.overlay import Parent, has_program, landing, read_merged
 from sandkasten.model.sandbox.cell_spec import (
     E2B_HOME,
     HOME,
+    ROOT_HOME,
     RUNNER_ID,
+    TMP,
     USER_ID,
     USER_NAME,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MAX_ACCOUNTS_BYTES: Final = 1024 * 1024
 _DIRECTORIES: Final = (
     "proc", "dev", "sys", "run", "tmp", "etc", "var", "home", "home/sandbox", "workspace",
 )  # fmt: skip
+_BUILD_MOUNTS: Final = ("/proc", "/dev", "/sys", "/run", TMP, "/etc", ROOT_HOME)
+_MODES: Final = {"proc": 0o555, "tmp": 0o1777, "root": 0o700}
 _THE_USERS: Final = ("home/sandbox", "workspace")
 _FILES: Final = {
     "hosts": b"127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
@@ -51,11 +58,45 @@ def make_skeleton(target: Path, trees: Sequence[str]) -> None:
         # The workspace is mounted there too: a link would show in every resolved path.
         _directory(target / E2B_HOME.removeprefix("/"), mine=False)
     shell = "/bin/bash" if has_program(trees, "/bin/bash") else "/bin/sh"
-    for name, content in {
-        **_FILES,
+    users = {
         "passwd": passwd(read_merged(trees, "/etc/passwd", MAX_ACCOUNTS_BYTES), shell),
         "group": group(read_merged(trees, "/etc/group", MAX_ACCOUNTS_BYTES)),
-    }.items():
+    }
+    _write_etc(target, {**_FILES, **users})
+
+
+def make_build_skeleton(target: Path, trees: Sequence[str], mounts: Sequence[str]) -> None:
+    """Fill `target` for a step of a build with `mounts`, absolute paths, besides those of every
+    sandbox. Raise OSError if the disk refuses.
+
+    A directory of the image keeps its mode and its owner, which would be part of the next layer.
+    """
+    target.chmod(0o755)
+    for mount in (*_BUILD_MOUNTS, *mounts):
+        whole = PurePosixPath(mount.removeprefix("/"))
+        for path in (*reversed(whole.parents[:-1]), whole):
+            if not (target / path).exists():
+                _like(target / path, _own_directory(trees, str(path)))
+    _write_etc(target, _FILES)
+
+
+def _own_directory(trees: Sequence[str], name: str) -> Parent:
+    """Return the directory as the image has it; one of ours if it has none, or a link."""
+    found = landing(trees, name)
+    if found is not None and found.there and found.parents[-1].path == name:
+        return found.parents[-1]
+    return Parent(name, _MODES.get(name, 0o755))
+
+
+def _like(path: Path, one: Parent) -> None:
+    path.mkdir()
+    path.chmod(one.mode)
+    if os.geteuid() == 0:
+        os.chown(path, one.uid, one.gid)
+
+
+def _write_etc(target: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
         path = target / "etc" / name
         path.write_bytes(content)
         path.chmod(0o644)

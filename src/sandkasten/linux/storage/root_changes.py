@@ -43,7 +43,7 @@ def changes_of(layout: Layout, sandbox_id: SandboxId) -> Iterator[RootChanges]:
     if state is None or pinned is None:
         raise SandboxLost(f"sandbox {sandbox_id} is gone", hint="create a new one")
     try:
-        volume = workspace_image.pin_volume(pinned.pid)
+        volume = workspace_image.pin_volume(pinned.pid, state.workspace_at)
     finally:
         pinned.close()
     if volume is None or state.slot is None or state.volume is not None:

@@ -23,7 +23,6 @@ from sandkasten.disk.free_space import check_free
 from sandkasten.disk.os_errors import no_space, translated
 from sandkasten.errors import BackendUnavailable
 from sandkasten.linux.storage.tree_copy import copy_extents
-from sandkasten.model.sandbox.cell_spec import WORKSPACE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,7 +137,7 @@ _NO_LOG_FLUSH = 2
 _LOOP_MAJOR = 7
 
 
-def pin_volume(pid: int) -> int | None:
+def pin_volume(pid: int, workspace_at: str) -> int | None:
     """Return a descriptor of the sandbox's volume, seen through its first process, if there is one.
 
     The path is ours: nothing inside can move a mount point or place something else there, even if
@@ -146,7 +145,7 @@ def pin_volume(pid: int) -> int | None:
     """
     try:
         return os.open(
-            f"/proc/{pid}/root{WORKSPACE}",
+            f"/proc/{pid}/root{workspace_at}",
             os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
         )
     except OSError:

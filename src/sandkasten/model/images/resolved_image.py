@@ -26,7 +26,7 @@ class Image:
     """Absolute paths of unpacked trees on this machine, ready to be laid over one another.
 
     The last one is our own skeleton: the directories that are mounted over, and an /etc/passwd
-    that knows the sandbox's user.
+    that knows the sandbox's user. That of a step of a build has no accounts.
     """
     id: str = ""
     """`sha256:…`: the same content has the same id; empty for the host image. Of an image that

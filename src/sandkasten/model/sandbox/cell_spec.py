@@ -33,6 +33,8 @@ RUNNER_ID = 999
 ROOT_HOME = "/root"
 RUNNER_DIR = "/run/sandkasten"
 RUNNER_PROGRAM = f"{RUNNER_DIR}/runner"
+BUILD_WORKSPACE = f"{RUNNER_DIR}/workspace"
+"""Where a step of an image build has its workspace: /workspace is the image's own there."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST_PROGRAMS = "/etc/sandkasten/bin"
 """Programs that the host image has besides those of the host; see `linux.storage.host_root`."""
@@ -106,6 +108,8 @@ class CellSpec:
     writable_root: bool = False
     """Whether the root of an image is writable in the hardened profile too. Changes count against
     the workspace's size and end with the sandbox."""
+    workspace_at: str = WORKSPACE
+    """Where the workspace is inside: WORKSPACE or BUILD_WORKSPACE."""
     place: str = ""
     """The part of its platform that gets the sandbox, as `ports.Places` names it; empty: any."""
 
