@@ -146,7 +146,8 @@ def test_a_mount_is_named_and_shown(cli: Cli, monkeypatch: pytest.MonkeyPatch, t
     assert (ran.status, ran.out) == (0, "42\n")
     made = json.loads(cli("create", "--mount", "models", "--json").out)
     cli("rm", made["id"])
-    assert made["mounts"] == [{"name": "models", "target": "/models", "mode": "ro"}]
+    shown = {"name": "models", "target": "/models", "mode": "ro", "below": ""}
+    assert made["mounts"] == [shown]
     for name in ("/etc", "model"):
         told = json.loads(cli("create", "--mount", name, "--json").out)
         assert (told["code"], "known: models" in told["hint"]) == ("FORBIDDEN", True)
