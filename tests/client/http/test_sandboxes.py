@@ -391,4 +391,7 @@ async def test_listing_does_not_count_as_activity(served, abox):
     assert (await transport.usage(abox.id)).pids_limit == 256
     assert (await abox.info()).expires_at == pytest.approx(before, abs=0.5)
     await transport.stats(abox.id)
+    assert (await abox.info()).expires_at == pytest.approx(before, abs=0.5)
+    # The innocent twin: a command is an activity.
+    await abox.exec("true")
     assert (await abox.info()).expires_at > before + 0.5
