@@ -16,6 +16,7 @@ from sandkasten.images.layers.skeleton import (
     MAX_ACCOUNTS_BYTES,
     group,
     home_is_free,
+    make_build_skeleton,
     passwd,
 )
 from tests.imagekit import MACHINE, busybox_tar, empty_tar, layer, odd_tar
@@ -74,6 +75,23 @@ def test_links_of_an_image_are_hidden_and_never_followed(store):
         "sandbox:x:1000:1000:sandbox:/home/sandbox:/bin/sh",
         "runner:x:999:999:runner:/:/bin/false",
     ]
+
+
+@pytest.mark.promise("P53")
+@pytest.mark.parametrize("target", ["/", "..", "/srv", "/none", "tmp", None, b"", "/etc/passwd"])
+def test_what_an_image_has_in_the_place_of_a_mount_point_is_hidden_in_a_build(
+    store, tmp_path, target
+):
+    found = trees(store, layer({"srv": None, "tmp": target, "etc": target, "opt": target}))
+    made = tmp_path / "made"
+    made.mkdir()
+    make_build_skeleton(made, found, ["/opt/a/b"])
+    for name in ("proc", "dev", "sys", "run", "tmp", "root", "etc", "opt/a/b"):
+        assert stat.S_ISDIR((made / name).lstat().st_mode), name
+    assert (made / "etc" / "hosts").read_text().startswith("127.0.0.1 ")
+    assert not (made / "etc" / "passwd").exists()
+    if target is not None:
+        assert stat.S_IMODE((made / "tmp").stat().st_mode) == 0o1777
 
 
 def test_the_images_own_accounts_stay_and_ours_are_added(store):

@@ -83,7 +83,8 @@ def make_build_skeleton(target: Path, trees: Sequence[str], mounts: Sequence[str
 def _own_directory(trees: Sequence[str], name: str) -> Parent:
     """Return the directory as the image has it; one of ours if it has none, or a link."""
     found = landing(trees, name)
-    if found is not None and found.there and found.parents[-1].path == name:
+    # A link to the root leads through no directory.
+    if found is not None and found.there and found.parents and found.parents[-1].path == name:
         return found.parents[-1]
     return Parent(name, _MODES.get(name, 0o755))
 
