@@ -26,7 +26,7 @@ def test_code_runs_with_its_output_results_and_errors(seen):
         "error": ["ZeroDivisionError", "division by zero", True],
         "env": ["1", "-"],
         "sandbox_env": "1",
-        "files": ["/workspace", "by files"],
+        "files": ["/home/user", "by files"],
         "rich": {
             "html": "<b>x</b>",
             "markdown": "**x**",
