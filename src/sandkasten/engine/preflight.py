@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.planner import Planner
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
     from sandkasten.engine.oneshot.oneshot import OneShot
+    from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.oneshot_values import RunRequest
     from sandkasten.model.sandbox.sandbox_options import SandboxOptions
     from sandkasten.model.sandbox.session_joins import JoinTerms, SessionShape
@@ -28,9 +29,18 @@ class Preflight:
         self._oneshot = oneshot
         self._sites = sites
 
-    async def session(self, request: CreateRequest, *, terms: JoinTerms | None = None) -> None:
-        """Raise what `Engine.create` would raise; missing images and packages are fetched."""
-        await self._sandboxes.check(request, sites=self._sites, terms=terms)
+    async def session(
+        self,
+        request: CreateRequest,
+        *,
+        terms: JoinTerms | None = None,
+        joins_id: SandboxId | None = None,
+    ) -> None:
+        """Raise what `Engine.create` would raise; missing images and packages are fetched.
+
+        `joins_id` names the session to be joined, whatever its key is.
+        """
+        await self._sandboxes.check(request, sites=self._sites, terms=terms, joins_id=joins_id)
 
     async def shape(self, request: CreateRequest) -> SessionShape:
         """Return what a session of this request would have; nothing is fetched."""

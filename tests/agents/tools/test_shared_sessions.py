@@ -197,6 +197,16 @@ async def test_a_network_that_is_opened_later_keeps_a_closed_agent_out(desk):
     assert check["exit_code"] == 0
 
 
+async def test_a_key_in_the_older_spelling_leads_to_no_other_rules(desk):
+    """Such a key names another session, which a client of the tenant can create."""
+    closed = agent(desk, "allow_network: false", "closed")
+    await closed.call("open")
+    options = SandboxOptions(network="full")
+    wide = await desk.engine.create(CreateRequest(options, session_key="workflow_flow_sandbox"))
+    check_refused(await closed.call("exec", cmd="true", sandbox_id=wide.id), "network")
+    assert (await closed.call("exec", cmd="true"))["exit_code"] == 0
+
+
 async def test_two_agents_at_once_share_one_session_or_one_is_refused(desk):
     for names in (("wired", "closed"), ("closed", "wired")):
         key = f"{names[0]}-first"

@@ -32,7 +32,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.ids import sandbox_id
+from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.runs.session_key import SessionKey, is_legacy, parse_session_key
 from sandkasten.model.sandbox.sandbox_values import UpdateRequest
 from sandkasten.model.sandbox.session_joins import JOIN_REFUSED, as_details, read_details
@@ -97,9 +97,9 @@ class CallSandboxes:
         the_key = key or context.session_key()
         before = self._known.get((context.tenant, str(the_key)))
         kind = _kind(context, the_key, image)
-        if before is not None and kind in before.kinds:
+        if before is not None and before.kinds:
             found = await self._alive(before.id, str(the_key))
-            if found is not None and self._stays_closed(context, found):
+            if found is not None and self._may_stay(context, found, before, kind):
                 return CallSandbox(found)
         async with self._reserved(context.tenant, the_key):
             request = self._request(context, the_key, image)
@@ -129,16 +129,24 @@ class CallSandboxes:
         return CallSandbox(info)
 
     async def _check_join(self, context: RunContext, info: Info, key: SessionKey) -> None:
-        known = self._known.get((info.tenant, str(key)))
-        # Whoever opened it by its name chose its image.
+        known = self._known.get((info.tenant, info.session_key or ""))
+        # Another agent that opened it by its name chose its image.
         kind = _kind(context, key, info.image)
-        if known is not None and kind in known.kinds and self._stays_closed(context, info):
+        if known is not None and self._may_stay(context, info, known, kind):
             return
         terms = join_terms(context)
         terms = replace(terms, options=replace(terms.options, image=None))
         async with self._explained(context, None):
-            await self._engine.preflight.session(self._request(context, key, None), terms=terms)
+            # By its id: a key in an older spelling would lead to another session.
+            await self._engine.preflight.session(
+                self._request(context, key, None), terms=terms, joins_id=SandboxId(info.id)
+            )
         self._remember(info, kind)
+
+    def _may_stay(self, context: RunContext, info: Info, known: _CachedSandbox, kind: str) -> bool:
+        """Return whether this request was allowed for this session, and still is."""
+        allowed = known.id == info.id and kind in known.kinds
+        return allowed and self._stays_closed(context, info)
 
     def _stays_closed(self, context: RunContext, info: Info) -> bool:
         """Return False if a network was opened for a session whose agent must not have one."""

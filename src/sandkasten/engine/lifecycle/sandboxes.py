@@ -190,11 +190,15 @@ class Sandboxes:
         *,
         sites: Sites | None = None,
         terms: JoinTerms | None = None,
+        joins_id: SandboxId | None = None,
     ) -> None:
-        """Raise what `create` would raise before it makes anything."""
+        """Raise what `create` would raise before it makes anything.
+
+        `joins_id` is the session to compare with, in place of the one that the key leads to.
+        """
         request = await self.entries.engines.of_session(request, session_key_of(request))
         terms = terms or JoinTerms(request.options)
-        living = await self._living(request)
+        living = await (self._living(request) if joins_id is None else self._usable_one(joins_id))
         if living is not None:
             check_packages(living, terms)
         joins = living if terms.options.image is None else None
@@ -212,6 +216,10 @@ class Sandboxes:
         if key is None:
             return None
         found = await self._store.find_key(key)
+        return found if found is not None and await self._usable(found) else None
+
+    async def _usable_one(self, sandbox_id: SandboxId) -> Record | None:
+        found = await self._store.get(sandbox_id)
         return found if found is not None and await self._usable(found) else None
 
     async def acquire(self, plan: SandboxPlan, quota: TenantQuota | None = None) -> Record:
