@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.daemon import offline_admin
+from sandkasten.daemon.settings.resolver import load
+from sandkasten.errors import QuotaExceeded
 from sandkasten.model.audit_chain import record_line
 from sandkasten.model.audit_records import AuditHead, AuditRow
 from tests.client.http.served import served
@@ -49,6 +52,28 @@ def full_disk(tmp_path) -> Iterator[Path]:
 def told(done):
     assert done.status == 0, done.err
     return json.loads(done.out)
+
+
+async def test_a_database_that_a_daemon_just_made_is_never_removed(tmp_path, monkeypatch):
+    settings = load({"data_dir": str(tmp_path / "data"), "backend": "local"}, {}, tmp_path)
+    database = tmp_path / "data" / "sandkasten.db"
+
+    @contextmanager
+    def after_a_daemon(_):
+        database.write_bytes(b"keys")
+        yield
+
+    @asynccontextmanager
+    async def full(*_):
+        raise QuotaExceeded("the disk is full", hint="free space")
+        yield
+
+    monkeypatch.setattr(offline_admin, "only_daemon", after_a_daemon)
+    monkeypatch.setattr(offline_admin, "open_books", full)
+    with pytest.raises(QuotaExceeded):
+        async with offline_admin.offline_books(settings):
+            pass
+    assert database.read_bytes() == b"keys"
 
 
 def test_a_key_is_printed_once_listed_without_it_and_revoked(run):

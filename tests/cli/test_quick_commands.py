@@ -293,7 +293,8 @@ def test_completed_ids_are_those_of_the_full_command(both, cli, daemon, monkeypa
             ("rm 'sbx_", False),
             ("exec -", False),
         ):
-            monkeypatch.setenv("COMP_WORDS", f"sandkasten {typed}")
+            # Typer's script for bash joins the words with IFS, which it sets to a newline.
+            monkeypatch.setenv("COMP_WORDS", f"sandkasten {typed}".replace(" ", "\n"))
             monkeypatch.setenv("COMP_CWORD", str(typed.count(" ") + 1))
             monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"sandkasten {typed}")
             offered = both(quick=quick).out

@@ -163,7 +163,7 @@ def _command(words: Sequence[str], command_in: Callable[[Sequence[str]], str | N
         return command_in(words)
     # Of the shell's completion: the last word is being typed.
     typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
-    return command_in(typed.split()[1:]) if typed[-1:].isspace() or typed.count(" ") > 1 else None
+    return command_in(typed.split()[1:]) if typed[-1:].isspace() or len(typed.split()) > 2 else None
 
 
 def _discard_stdout() -> None:

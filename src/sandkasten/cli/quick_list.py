@@ -87,7 +87,8 @@ def complete(environment: Mapping[str, str]) -> int | None:
 def _typed(shell: str, environment: Mapping[str, str]) -> list[str] | None:
     """Return the words up to the one that is being typed; None if they need the full parser."""
     if shell == "bash":
-        line = environment.get("COMP_WORDS", "")
+        # Typer's script sets IFS to a newline and joins the words with it.
+        line = environment.get("COMP_WORDS", "").replace("\n", " ")
         words = line.split(" ")
         at = environment.get("COMP_CWORD", "")
         words = words[: int(at) + 1] if at.isascii() and at.isdecimal() else []

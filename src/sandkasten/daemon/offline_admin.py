@@ -41,9 +41,10 @@ Files: TypeAlias = "Sequence[StoredFile]"
 async def offline_books(settings: Settings) -> AsyncIterator[OfflineBooks | OfflineAudit]:
     data_dir = prepare_data_dir(settings.data_dir)
     clock = SystemClock()
-    database = settings.http.db_path or data_dir / "sandkasten.db"
-    new = settings.store.url is None and not database.exists()
     with only_daemon(data_dir):
+        # A daemon that just ended may have made it.
+        database = settings.http.db_path or data_dir / "sandkasten.db"
+        new = settings.store.url is None and not database.exists()
         async with AsyncExitStack() as stack:
             try:
                 opening = open_books(settings, clock, settings.http.db_path)

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def _port(text: str) -> int:
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:6]) <= 65_535:
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 0
+    if not 1 <= number <= 65_535:
         raise typer.BadParameter(f"a port is a number from 1 to 65535, got {shown(text)}")
-    return int(text)
+    return number
 
 
 Port = Annotated[int, typer.Argument(metavar="PORT", parser=_port, help="Its port.")]
