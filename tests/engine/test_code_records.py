@@ -12,9 +12,12 @@ from contextlib import suppress
 import pytest
 
 from sandkasten.engine.audit_trail import CODE_CHARS
-from sandkasten.errors import ContextNotFound, KernelFailed, SandkastenError
+from sandkasten.engine.code import code_record
+from sandkasten.engine.commands import exec_past
+from sandkasten.errors import CommandNotFound, ContextNotFound, KernelFailed, SandkastenError
 from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.commands.code_values import CodeRequest, ContextRequest
+from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.journal_rows import CODE_BYTES, RecordingRules
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports.spans import caller_key
@@ -146,6 +149,26 @@ async def test_a_caller_that_leaves_interrupts_its_code_and_the_row_says_so(site
     assert (await site.last())[0].status == "interrupted"
 
 
+async def test_a_caller_that_leaves_after_the_end_leaves_the_status_of_the_code(site, monkeypatch):
+    asked = asyncio.Event()
+
+    async def slow(*_):
+        asked.set()
+        await asyncio.Event().wait()
+
+    for code, status, name in (("1", "completed", None), ("1 / 0", "error", "ZeroDivisionError")):
+        asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(code_record, "refused_between", slow)
+            running = asyncio.create_task(site.engine.code.run(site.box, CodeRequest(code)))
+            await asyncio.wait_for(asked.wait(), PATIENCE_S)
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+        row, _ = await site.last()
+        assert (row.status, row.error_name) == (status, name)
+
+
 async def test_code_whose_context_is_removed_is_killed(site):
     context = await site.engine.code.create(site.box, ContextRequest())
     shown = asyncio.Event()
@@ -274,6 +297,24 @@ async def test_without_a_journal_the_audit_log_has_the_code_for_other_processes(
         assert (cell.command, cell.status, cell.language) == ("a = 1\na", "completed", "python")
         assert [one.command for one in entries if one.kind == "kernel"] == ["python kernel"]
     await another.aclose()
+    await world.engine.aclose()
+    for the_id in await world.backend.real.owned():
+        await world.backend.real.discard(the_id)
+
+
+async def test_a_command_that_could_not_start_is_not_in_the_history_of_the_audit_log(tmp_path):
+    world = World()
+    world.engine.trail.log = audit = AuditDirectory(tmp_path / "audit")
+    box = (await world.engine.create(CreateRequest())).id
+    with pytest.raises(CommandNotFound):
+        await world.engine.exec(box, ExecRequest(("no-such-program",)))
+    await world.engine.exec(box, ExecRequest(("true",)))
+    ends = [
+        one.outcome for one in await audit.read(AuditFilter(kind="exec")) if "end" in one.action
+    ]
+    assert ends == ["COMMAND_NOT_FOUND", "completed"]
+    rows = await exec_past.audited(audit, box, 0.0, 100)
+    assert [(one.command, one.status) for one in rows] == [("true", "completed")]
     await world.engine.aclose()
     for the_id in await world.backend.real.owned():
         await world.backend.real.discard(the_id)

@@ -55,6 +55,7 @@ class CodeRecord:
         self._trail = history.trail
         self._clock = history.clock
         self._recording: OutputRecording | None = None
+        self._result: CodeResult | None = None
         code = shortened(request.code, CODE_BYTES)
         self._code = request.code
         self._begun = False
@@ -86,7 +87,10 @@ class CodeRecord:
             return
         if not self._begun:
             self._trail.code_asked(self._row)
-        if not isinstance(error, SandkastenError):
+        if self._result is not None:
+            # The caller left after the code had ended.
+            self._end_with(self._result)
+        elif not isinstance(error, SandkastenError):
             # The caller left, which interrupts its code.
             self._end("interrupted")
         elif isinstance(error, _NOT_RUN):
@@ -119,7 +123,7 @@ class CodeRecord:
         return take
 
     async def ended(self, result: CodeResult) -> CodeResult:
-        name = None
+        self._result = result
         if result.error is not None:
             name = result.error.name[:_NAME_CHARS]
             self._record((result.error.traceback or f"{name}: {result.error.value}") + "\n")
@@ -130,9 +134,15 @@ class CodeRecord:
             # It only explains; the code has run.
             network = None
         self._row = replace(self._row, network=network)
-        # What ends interrupted code raises KeyboardInterrupt in it.
-        self._end(_STATUSES[result.status], name if result.status in ("error", "died") else None)
+        self._end_with(result)
         return result
+
+    def _end_with(self, result: CodeResult) -> None:
+        name = None
+        # Interrupted code ends with a KeyboardInterrupt, which is not an error of its own.
+        if result.error is not None and result.status in ("error", "died"):
+            name = result.error.name[:_NAME_CHARS]
+        self._end(_STATUSES[result.status], name)
 
     def _end(self, status: ExecStatus, error_name: str | None = None) -> None:
         row = self._row
@@ -154,7 +164,7 @@ class CodeRecord:
 
 
 def _names(shown: CodeDisplay) -> str:
-    """Return a value as text, and the names of its other forms: a picture is no text."""
+    """Return a value as text, and the names of its other forms: pictures are not shown."""
     forms = [name for name in _FORMS if getattr(shown, name) is not None]
     forms += shown.extra
     text = "" if shown.text is None else shown.text + "\n"

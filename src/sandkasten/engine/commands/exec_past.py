@@ -8,20 +8,19 @@ text is shortened more.
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, cast, get_args
 
 from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.commands.code_values import context_of, kernel_line
 from sandkasten.model.commands.exec_values import ExecPast, ExecResult, Why
 from sandkasten.model.ids import is_cell_id
-from sandkasten.model.journal_rows import ExecRow
+from sandkasten.model.journal_rows import ExecRow, ExecStatus
 from sandkasten.model.sandbox.usage import ExecUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sandkasten.model.audit_records import AuditRow
-    from sandkasten.model.journal_rows import ExecStatus
     from sandkasten.ports import AuditLog
 
 _RESULT: Final = tuple(one.name for one in fields(ExecResult))
@@ -127,6 +126,10 @@ async def audited(log: AuditLog, session_id: str, since: float, most: int) -> li
     )
     rows: dict[str, ExecRow] = {}
     for record in await log.read(wanted):
+        if record.action.endswith(".end") and record.outcome not in get_args(ExecStatus):
+            # It could not start, so it is no command of the session; the outcome is the error.
+            rows.pop(record.target, None)
+            continue
         rows[record.target] = _audited(record, rows.get(record.target))
     return [*rows.values()][-most:]
 
