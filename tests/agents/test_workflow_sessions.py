@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
+from sandkasten.agents import run_preparation
+from sandkasten.agents.workflows.step_order import StepOrder
 from sandkasten.errors import Conflict
 from sandkasten.model.runs.run_values import WorkflowRunRequest
 from tests.agents.agency import house
@@ -99,6 +102,19 @@ async def test_a_conflict_is_found_before_anything_runs(tmp_path, first, second,
             await home.service.start_workflow(WorkflowRunRequest("flow", {}))
         assert caught.value.message == said
         assert home.model.requests == []
+
+
+async def test_pairs_of_agents_are_compared_in_a_thread(tmp_path, monkeypatch):
+    threads = set()
+
+    def noted(workflow):
+        threads.add(threading.get_ident())
+        return StepOrder(workflow)
+
+    monkeypatch.setattr(run_preparation, "StepOrder", noted)
+    async with house(tmp_path, backend="local", files=files(WIRED, CLOSED), **NETWORK) as home:
+        assert (await home.service.check("workflow", FLOW, "flow")).error is not None
+    assert len(threads - {threading.get_ident()}) == len(threads) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,23 @@ async def test_the_hint_for_an_image_that_no_registry_has_says_how_to_build_it(s
         built = "sandbox-runtime:base"
     assert f"build it with sandkasten image build {built};" in refused.value.hint
     assert "image pull" not in refused.value.hint
+
+
+@pytest.mark.parametrize("pull", ["never", "named"])
+async def test_the_names_of_the_store_are_read_in_a_thread(store, usr, monkeypatch, pull):
+    threads = []
+
+    def noted():
+        threads.append(threading.get_ident())
+        return []
+
+    monkeypatch.setattr(store, "list", noted)
+    images = Images(store, usr=usr, pull=pull)
+    for name in ("unknown", "node"):
+        with pytest.raises(ImageNotFound):
+            await images.resolve(name)
+    assert len(threads) == 2
+    assert threading.get_ident() not in threads
 
 
 async def test_a_misspelt_image_is_compared_with_known_ones_and_with_the_store(store, usr, put):

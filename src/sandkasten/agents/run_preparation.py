@@ -41,7 +41,7 @@ from sandkasten.model.sandbox.session_joins import differences
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sandkasten.agents.definitions.library import Library
     from sandkasten.agents.definitions.prompt_file import Agent
@@ -105,16 +105,16 @@ class _Findings:
 
     def steps_of(self) -> dict[str, list[str]]:
         """Return for each agent the steps that run it, also through other agents."""
-        found: dict[str, list[str]] = {}
-        for name, steps in self.steps.items():
-            seen, waiting = {name}, [name]
+        steps_by_agent: dict[str, list[str]] = {}
+        for first, steps in self.steps.items():
+            seen, waiting = {first}, [first]
             while waiting:
-                one = waiting.pop()
-                found.setdefault(one, []).extend(steps)
-                called = [each for each in self.calls.get(one, ()) if each not in seen]
+                name = waiting.pop()
+                steps_by_agent.setdefault(name, []).extend(steps)
+                called = [each for each in self.calls.get(name, ()) if each not in seen]
                 seen.update(called)
                 waiting += called
-        return found
+        return steps_by_agent
 
     def applied(self, found: Definition) -> Definition:
         """Return the definition with all problems; the first one is its error."""
@@ -145,8 +145,7 @@ class RunPreparation:
     async def workflow(self, request: WorkflowRunRequest) -> PreparedWorkflow:
         prepared, findings = await asyncio.to_thread(self._workflow, request)
         await self._check_sessions(findings, prepared.workflow, request.key_id)
-        for problem in findings.problems:
-            raise problem.error
+        _raise_problem(findings)
         return prepared
 
     async def definitions(self, kind: RunKind) -> list[Definition]:
@@ -190,8 +189,7 @@ class RunPreparation:
         self._raise_first(findings)
 
     def _raise_first(self, findings: _Findings) -> None:
-        for problem in findings.problems:
-            raise problem.error
+        _raise_problem(findings)
         for one in findings.agents.values():
             self._loop.check_model(one)
 
@@ -317,9 +315,9 @@ class RunPreparation:
     async def _check_sessions(
         self, findings: _Findings, workflow: Workflow, key_id: str | None
     ) -> None:
-        """Add a Conflict for each two agents of which one cannot join the session of the other.
+        """Add a Conflict for each pair of agents that cannot share a session.
 
-        Of an agent that is wrong for another reason, nothing is said here.
+        Agents with another error are left out.
         """
         sharing: dict[str, list[tuple[RunContext, SessionShape]]] = {}
         for agent in findings.agents.values():
@@ -339,30 +337,11 @@ class RunPreparation:
                 sharing.setdefault(session, []).append((context, shape))
         if all(len(agents) < 2 for agents in sharing.values()):
             return
-        order, steps = StepOrder(workflow), findings.steps_of()
-        pairs = (
-            (session, *pair)
-            for session, agents in sharing.items()
-            for pair in itertools.permutations(agents, 2)
-        )
-        reported: set[frozenset[str]] = set()
-        for session, (opener, has), (joiner, wanted) in itertools.islice(pairs, _MOST_PAIRS):
-            opens, joins = opener.agent_name, joiner.agent_name
-            differing = differences(wanted, has, join_terms(joiner))
-            if (
-                not differing
-                or frozenset((opens, joins)) in reported
-                or not order.may_precede(steps.get(opens, ()), steps.get(joins, ()))
-            ):
-                continue
-            reported.add(frozenset((opens, joins)))
-            error = join_refused(
-                f"agent {shown(joins)} ({_named(steps[joins])})",
-                f"agent {shown(opens)} ({_named(steps[opens])})",
-                differing,
-            )
-            error.details.update(session_name=session, agent=joins, opened_by=opens)
-            findings.add(_named(steps[joins]), error)
+        # In a thread: thousands of pairs, with a search through the steps for each.
+        for where, error in await asyncio.to_thread(
+            _conflicts, workflow, findings.steps_of(), sharing
+        ):
+            findings.add(where, error)
 
     async def _check_images(self, findings: _Findings, *, workflow: bool) -> None:
         """Check the image of each agent.
@@ -392,6 +371,46 @@ class RunPreparation:
                 )
                 continue
             findings.add(f"agent {agent.name}" if len(findings.agents) > 1 else "", error)
+
+
+def _raise_problem(findings: _Findings) -> None:
+    """Raise the first problem, if there is one."""
+    for problem in findings.problems:
+        raise problem.error
+
+
+def _conflicts(
+    workflow: Workflow,
+    steps: Mapping[str, Sequence[str]],
+    sharing: Mapping[str, Sequence[tuple[RunContext, SessionShape]]],
+) -> list[tuple[str, SandkastenError]]:
+    """Return an error for each pair of agents that cannot share a session, with its steps."""
+    order = StepOrder(workflow)
+    pairs = (
+        (session, *pair)
+        for session, agents in sharing.items()
+        for pair in itertools.permutations(agents, 2)
+    )
+    reported: set[frozenset[str]] = set()
+    conflicts: list[tuple[str, SandkastenError]] = []
+    for session, (opener, has), (joiner, wanted) in itertools.islice(pairs, _MOST_PAIRS):
+        opens, joins = opener.agent_name, joiner.agent_name
+        differing = differences(wanted, has, join_terms(joiner))
+        if (
+            not differing
+            or frozenset((opens, joins)) in reported
+            or not order.may_precede(steps.get(opens, ()), steps.get(joins, ()))
+        ):
+            continue
+        reported.add(frozenset((opens, joins)))
+        error = join_refused(
+            f"agent {shown(joins)} ({_named(steps[joins])})",
+            f"agent {shown(opens)} ({_named(steps[opens])})",
+            differing,
+        )
+        error.details.update(session_name=session, agent=joins, opened_by=opens)
+        conflicts.append((_named(steps[joins]), error))
+    return conflicts
 
 
 def _shared_session(agent: Agent) -> str:

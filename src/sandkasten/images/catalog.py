@@ -102,8 +102,10 @@ class Images:
         meant = self._host.meaning(name)
         known = known_image(meant[0]) is not None
         if self._pull == "named" and len(meant) == 1 and not lookup.in_full and not known:
-            raise self._host.missing(meant, "", self._why_not_pulled(meant[0]))
-        return self._host.instead_of(meant)
+            why = self._why_not_pulled(meant[0])
+            raise await asyncio.to_thread(self._host.missing, meant, "", why)
+        # The error for an unknown image reads the names of all images in the store.
+        return await asyncio.to_thread(self._host.instead_of, meant)
 
     async def look_up(self, name: str, *, fetch: bool = False) -> Lookup:
         meant = self._host.check(name)
@@ -168,7 +170,7 @@ class Images:
         except UntrustedImage:
             raise
         except (InvalidImage, PolicyDenied, RegistryUnavailable, Unauthorized) as exc:
-            if self._host.stands_in(meant):
+            if await asyncio.to_thread(self._host.stands_in, meant):
                 return
             if isinstance(exc, RegistryUnavailable):
                 raise self._host.unreachable(meant, exc.message) from exc

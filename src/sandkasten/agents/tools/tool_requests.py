@@ -90,7 +90,7 @@ def checked_timeout(timeout_s: float | None, limits: Limits) -> float:
         raise InvalidRequest(
             f"a timeout of {timeout_s:g} s is over max_exec_timeout_seconds "
             f"({limits.max_exec_timeout_s:g})",
-            hint="lower it, or start the command with stream, where this limit does not apply",
+            hint="lower it; a command with stream has no such limit",
             field="timeout_seconds",
         )
     return timeout_s
