@@ -83,12 +83,12 @@ export default function Audit({ place }: PageProps): VNode {
         load={async (signal) => {
           const { session: sessionId, ...others } = wanted;
           const found = await daemon().audit({ ...others, sessionId, limit: NEWEST, signal });
-          for (const { detail, target } of found) {
-            const line = detail["command"] ?? detail["code"];
-            if (line !== undefined) {
-              commands.current.set(target, line);
-            }
-          }
+          commands.current = new Map(
+            found.flatMap(({ detail, target }) => {
+              const line = detail["command"] ?? detail["code"];
+              return line === undefined ? [] : [[target, line] as const];
+            }),
+          );
           return found.reverse();
         }}
         readKey={JSON.stringify(wanted)}

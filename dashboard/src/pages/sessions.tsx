@@ -167,7 +167,7 @@ function Create({ close }: { close: () => void }): VNode {
       image: fields.text("image"),
       profile: fields.text("profile") === "dev" ? "dev" : undefined,
       workspaceId: fields.text("workspace"),
-      network: network === "full" ? "full" : rules.length > 0 ? { allow: rules } : undefined,
+      network: network === "full" ? "full" : rules.length > 0 ? { allow: rules } : "none",
       limits: { memLimitMb: fields.number("memory"), cpuLimit: fields.number("cpus") },
       ttlSeconds: minutes === undefined ? undefined : minutes * 60,
       labels: labelled(words(fields.text("labels") ?? "")),
