@@ -71,14 +71,30 @@ def tries_once(asked):
 @pytest.mark.parametrize(
     ("first", "second", "field"),
     [
-        (WIRED, CLOSED, "network is none for the former and full"),
-        (CLOSED, WIRED, "network is full for the former and none"),
-        (WIRED, PLAIN, "network is none for the former and full"),
-        (PLAIN, "{mode: code, limits: {memory_mb: 64}}", "limits.memory_mb is 64 for the former"),
-        ("{mode: code, limits: {memory_mb: 64}}", PLAIN, "limits.mem_limit_mb is at least 512"),
-        (PLAIN, LARGE, "limits.memory_mb is 1024 for the former and 512"),
-        (PLAIN, "{mode: code, pip_packages: [pandas]}", "pip_packages is pandas for the former"),
-        (PLAIN, "{mode: code, hostname: other}", "hostname is other for the former and sandbox"),
+        (WIRED, CLOSED, "network must be none, and the session has full"),
+        (CLOSED, WIRED, "network must be full, and the session has none"),
+        (WIRED, PLAIN, "network must be none, and the session has full"),
+        (
+            PLAIN,
+            "{mode: code, limits: {memory_mb: 64}}",
+            "limits.memory_mb must be 64, and the session has",
+        ),
+        (
+            "{mode: code, limits: {memory_mb: 64}}",
+            PLAIN,
+            "limits.mem_limit_mb must be at least 512",
+        ),
+        (PLAIN, LARGE, "limits.memory_mb must be 1024, and the session has 512"),
+        (
+            PLAIN,
+            "{mode: code, pip_packages: [pandas]}",
+            "pip_packages must be pandas, and the session has",
+        ),
+        (
+            PLAIN,
+            "{mode: code, hostname: other}",
+            "hostname must be other, and the session has sandbox",
+        ),
     ],
 )
 async def test_a_conflict_is_found_before_anything_runs(tmp_path, first, second, field):

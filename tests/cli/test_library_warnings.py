@@ -34,7 +34,7 @@ def formatted(message, **fields):
 
 def test_event_becomes_a_sentence_with_its_fields():
     assert formatted("audit.failed", why="QUOTA_EXCEEDED") == (
-        "warning: the audit log could not be written (QUOTA_EXCEEDED); it is tried again"
+        "warning: the audit log could not be written (QUOTA_EXCEEDED); it will be retried"
     )
     assert "unknown" in formatted("audit.failed")
     assert formatted("text of {another} library") == "warning: text of {another} library"

@@ -265,17 +265,17 @@ def test_an_invalid_address_is_refused_with_an_example(cli, listen, hint):
     [
         (
             ("exec", "sbx_1", "--timeout", "1", "sleep 5"),
-            "error: --timeout is after the sandbox, where the command begins",
+            "error: the option --timeout is after the id, where the command begins",
             "hint: options of exec come before the id: sandkasten exec OPTIONS sbx_1 CMD",
         ),
         (
             ("exec", "sbx_1", "--timeout=1", "sleep 5"),
-            "error: --timeout=1 is after the sandbox, where the command begins",
+            "error: the option --timeout=1 is after the id, where the command begins",
             "hint: options of exec come before the id: sandkasten exec OPTIONS sbx_1 CMD",
         ),
         (
             ("exec", "sbx_1", "-d", "sleep 5"),
-            "error: -d is after the sandbox, where the command begins",
+            "error: the option -d is after the id, where the command begins",
             "hint: options of exec come before the id: sandkasten exec OPTIONS sbx_1 CMD",
         ),
         (

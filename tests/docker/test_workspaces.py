@@ -36,7 +36,7 @@ async def test_an_engine_without_sizes_is_refused_if_the_operator_requires_them(
     async with opened(data, engine, "volume", **required) as sand:
         with pytest.raises(BackendUnavailable) as refused:
             await sand.create(FAR)
-        assert "workspace_mode volume cannot hold workspaces to workspace_mb" in str(refused.value)
+        assert "workspace_mode volume cannot enforce workspace_mb" in str(refused.value)
         assert "require_workspace_limit: false" in refused.value.hint
     assert await nothing_left(engine, data) == []
     # The innocent twin: without the setting the limit is reported.

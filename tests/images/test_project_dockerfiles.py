@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import sandkasten
+from sandkasten.images.image_names import OWN_IMAGES
+from sandkasten.model.images.known_images import KNOWN_IMAGES
 from tests import imagekit
 from tests.seeds.documents import block
 
@@ -28,6 +31,17 @@ def store(tmp_path_factory) -> Path:
     )
     images.build(place, name="debian:bookworm-slim")
     return path
+
+
+def test_known_images_have_the_packages_of_the_dockerfiles():
+    def packages(name: str) -> set[str]:
+        """Return the packages of a Dockerfile and of the one that it is built from."""
+        text = (ROOT / "images" / name / "Dockerfile").read_text()
+        (line,) = re.findall(r'^ARG PACKAGES="(.*)"$', text, re.MULTILINE)
+        return {*line.split(), *(() if name == "base" else packages("base"))}
+
+    for image in OWN_IMAGES:
+        assert set(KNOWN_IMAGES[image].packages) == packages(image.partition(":")[2]), image
 
 
 def test_the_images_of_the_repository_are_built_by_their_files(store):

@@ -20,7 +20,7 @@ import sandkasten
 from sandkasten import Sandbox
 from sandkasten.errors import Busy, SandboxLost
 from sandkasten.linux import egress
-from sandkasten.linux.state_layout import read_pid
+from sandkasten.linux.state_layout import read_pid_file
 from tests.ordinary_user import OrdinaryUser
 from tests.patience import PATIENCE_S
 
@@ -40,7 +40,7 @@ class Silent:
         self.box, self.data, self.port = box, data, port
         self.waited: list[float] = []
         (control,) = data.glob(f"**/{box.id}/{egress.CONTROL}")
-        known = read_pid(control.parent, egress.PID)
+        known = read_pid_file(control.parent / egress.PID)
         assert known is not None
         self.pid = known[0]
         os.kill(self.pid, signal.SIGSTOP)
@@ -182,10 +182,10 @@ def test_an_ordinary_user_can_close_and_destroy_too():
         "from pathlib import Path\n"
         "from sandkasten import Sandbox\n"
         "from sandkasten.linux import egress\n"
-        "from sandkasten.linux.state_layout import read_pid\n"
+        "from sandkasten.linux.state_layout import read_pid_file\n"
         "def stopped(box):\n"
         "    (found,) = Path(os.environ['HOME']).glob(f'**/{box.id}/{egress.PID}')\n"
-        "    pid = read_pid(found.parent, egress.PID)[0]\n"
+        "    pid = read_pid_file(found.parent / egress.PID)[0]\n"
         "    os.kill(pid, signal.SIGSTOP)\n"
         "    return pid\n"
         "def gone(pid):\n"

@@ -50,8 +50,7 @@ export interface ListOptions extends CallOptions {
 export interface OneShotOptions
   extends CallOptions,
     Omit<RunBody, "code" | "files" | "stdin" | "stdinB64"> {
-  /** Files to write first: paths below the workspace and their contents. */
-  /** By path: contents, or `{ fileKey }` for a file of the daemon's store. */
+  /** Files to write first, by path: contents, or `{ fileKey }` for a file of the daemon's store. */
   files?: Record<string, string | Uint8Array | { fileKey: string }> | undefined;
   stdin?: string | Uint8Array | undefined;
   /** Get output as it comes. */

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 Handler = Callable[["Call"], Awaitable[Response | None]]
 """A WebSocket is its own answer; every other route gives one."""
 Activity = Literal["none", "input", "work"]
-"""Whether a request extends the life of its session: it reads and does not, what it sends does and
-reading does not, or it does."""
+"""How a request extends the life of its session: none: never; input: when the client sends
+something; work: always.
+"""
 Method = Literal["GET", "HEAD", "POST", "PATCH", "PUT", "DELETE", "ANY", "WS"]
 JSON = "application/json"
 EVENTS = "text/event-stream"

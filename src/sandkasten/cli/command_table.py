@@ -376,7 +376,7 @@ def _exec(
         command = command[1:]
     elif command[0].partition("=")[0] in option_names(context):
         raise UsageError(
-            f"{command[0]} is after the sandbox, where the command begins",
+            f"the option {command[0]} is after the id, where the command begins",
             hint=f"options of exec come before the id: sandkasten exec OPTIONS {id} CMD",
         )
     if not command:

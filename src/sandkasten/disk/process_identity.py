@@ -8,8 +8,15 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from sandkasten.lazy_dataclass import dataclass
+
+KILLED_HINT: Final = (
+    "try again; if the error stays, look in the kernel's log for a process killed for lack of "
+    "memory"
+)
+"""For a program of ours that was killed."""
 
 
 @dataclass(frozen=True, slots=True)

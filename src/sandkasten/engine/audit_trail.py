@@ -183,19 +183,27 @@ class AuditTrail:
         shell: str | None = None,
         *,
         terminal: bool = False,
-        keyed: bool = False,
     ) -> Iterator[None]:
-        """Record a command that the block starts, and the error if it cannot be started. With an
-        idempotency key the block may find the command of an earlier request, so the caller records
-        it then.
-        """
-        if not keyed:
-            self.exec_asked(record, exec_id, line, shell, terminal=terminal)
+        """Record a command that the block starts, and the error if it cannot be started."""
+        self.exec_asked(record, exec_id, line, shell, terminal=terminal)
         try:
             yield
         except SandkastenError as exc:
-            if keyed:
-                self.exec_asked(record, exec_id, line, shell, terminal=terminal)
+            self.exec_failed(record.tenant, record.id, exec_id, exc.code)
+            raise
+
+    @contextmanager
+    def starting_keyed(
+        self, record: Record, exec_id: str, line: tuple[str, ...] | str, shell: str | None
+    ) -> Iterator[None]:
+        """Record the error if the block cannot start a command with an idempotency key.
+
+        The block may find the command of an earlier request, so its caller records the start.
+        """
+        try:
+            yield
+        except SandkastenError as exc:
+            self.exec_asked(record, exec_id, line, shell)
             self.exec_failed(record.tenant, record.id, exec_id, exc.code)
             raise
 

@@ -91,7 +91,7 @@ class Handle:
     networked: bool | None = None  # Whether it was created with a network; None: not asked yet.
     disk: DiskUsage | None = None  # Of the workspace, when it was last asked for.
     untyped: set[str] = field(default_factory=set)
-    """Shells on a terminal that got no input yet, and are no activity."""
+    """Shells on a terminal that got no input yet, which do not count as activity."""
     dialing: asyncio.Lock = field(default_factory=asyncio.Lock)
     began: dict[str, ExecStart] = field(default_factory=dict)
 

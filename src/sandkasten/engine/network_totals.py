@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import Busy, SandboxLost, SandkastenError
 from sandkasten.model.sandbox.lifecycle import State
-from sandkasten.model.sandbox.network_policy import NetworkCounts
+from sandkasten.model.sandbox.network_policy import SILENT_HINT, NetworkCounts
 from sandkasten.ports import CountsAfterEnd, Networked
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class NetworkTotals:
             return seen
 
     async def ended(self, handle: Handle) -> None:
-        """Read the counters of one sandbox for the last time. What does not answer at once is
-        removed without that.
+        """Read the counters of one sandbox for the last time. A process that does not
+        answer at once is skipped.
         """
         try:
             with suppress(TimeoutError):
@@ -96,7 +96,7 @@ class NetworkTotals:
         if time.monotonic() < self._silent.get(the_id, 0.0):
             raise Busy(
                 f"the network of sandbox {the_id} does not answer",
-                hint="try again; if it stays, create a new sandbox",
+                hint=SILENT_HINT,
             )
         try:
             counts = await cell.network_counts()

@@ -8,6 +8,8 @@ from sandkasten.errors import InvalidConfiguration, InvalidImage
 from sandkasten.model import lazy_pattern
 from sandkasten.model.images.image_name import checked_name as checked_name
 from sandkasten.model.images.image_name import is_id as is_id
+from sandkasten.model.images.known_images import KNOWN_IMAGES
+from sandkasten.model.sandbox.sandbox_values import HOST as HOST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 _WHOLE_ID = lazy_pattern.compile(r"[0-9a-f]{64}\Z")
 _HUB = lazy_pattern.compile(r"^(?:index\.|registry-1\.)?docker\.io/")
 
-HOST = "host"
 DEFAULT_TAG = "latest"
 # The machine itself, and the prefix of an id.
 _RESERVED = frozenset({HOST, "sha256"})
@@ -27,7 +28,7 @@ ALIASES: dict[str, str] = {
     "shell": "ubuntu:22.04",
     "base": "sandbox-runtime:base",
 }
-OWN_IMAGES = frozenset(f"sandbox-runtime:{one}" for one in ("base", "python", "node"))
+OWN_IMAGES = frozenset(name for name in KNOWN_IMAGES if name.startswith("sandbox-runtime:"))
 """Images that the operator builds (`images/`): no registry has them, so the host may stand in for
 them as for an alias.
 """

@@ -17,10 +17,11 @@ from sandkasten.errors import Busy, SandboxLost
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.launcher import listen
 from sandkasten.linux.processes import pin
-from sandkasten.linux.state_layout import read_pid
+from sandkasten.linux.state_layout import read_pid_file
 from sandkasten.linux.trust_files import TRUST
 from sandkasten.model.sandbox.inspection import created_without_inspection
 from sandkasten.model.sandbox.network_policy import (
+    SILENT_HINT,
     NetworkCounts,
     NetworkPolicy,
     created_without_network,
@@ -218,7 +219,7 @@ def silent(sandbox: str, within_s: float) -> Busy:
     """Return the error for a process that lives and does not answer."""
     return Busy(
         f"the network of sandbox {sandbox} did not answer within {within_s:g} s",
-        hint="try again; if it stays, create a new sandbox",
+        hint=SILENT_HINT,
     )
 
 
@@ -227,7 +228,7 @@ def cut(cell: Path) -> bool:
 
     It is not asked, so this works when it does not answer. Blocking.
     """
-    known = read_pid(cell, PID)
+    known = read_pid_file(cell / PID)
     if known is None:
         return False
     pinned = pin(*known)

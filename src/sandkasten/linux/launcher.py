@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from sandkasten.disk.process_identity import KILLED_HINT
 from sandkasten.errors import (
     BackendUnavailable,
     InternalError,
@@ -180,7 +181,7 @@ def _silent_end(process: subprocess.Popen[bytes], told: str) -> BackendUnavailab
     text = f"the launcher ended without an answer: {reason}"
     return BackendUnavailable(
         f"{text}: {told.strip()}" if told.strip() else text,
-        hint="try again; if it stays, see whether the kernel's log names it (out of memory)",
+        hint=KILLED_HINT,
     )
 
 

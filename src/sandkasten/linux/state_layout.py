@@ -94,13 +94,15 @@ def read_state(cell: Path) -> CellState | None:
         return None
 
 
-def read_pid(cell: Path, name: str = "pid") -> tuple[int, int] | None:
-    """Return (pid, start time) of the sandbox's first process, as the launcher wrote it.
+def read_pid(cell: Path) -> tuple[int, int] | None:
+    """Return (pid, start time) of the sandbox's first process, as the launcher wrote it."""
+    return read_pid_file(cell / "pid")
 
-    `name`: the file of another process.
-    """
+
+def read_pid_file(path: Path) -> tuple[int, int] | None:
+    """Return (pid, start time) of the process that a file names; None if there is none."""
     try:
-        pid, start = (cell / name).read_text().split()
+        pid, start = path.read_text().split()
         return int(pid), int(start)
     except (OSError, ValueError):
         return None

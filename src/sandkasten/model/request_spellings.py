@@ -99,7 +99,7 @@ def run_files(given: object) -> dict[str, str | bytes | StoredKey]:
         return {}
     if isinstance(given, Mapping):
         return {path: _content(str(path), content) for path, content in given.items()}
-    found: dict[str, str | bytes | StoredKey] = {}
+    files: dict[str, str | bytes | StoredKey] = {}
     for entry in given if isinstance(given, list | tuple) else (None,):
         key = entry.get("file_key") if isinstance(entry, Mapping) else None
         if not isinstance(key, str) or entry.keys() - {"file_key", "path", "destination"}:
@@ -110,15 +110,15 @@ def run_files(given: object) -> dict[str, str | bytes | StoredKey]:
                 http_status=422,
             )
         path = agreed(entry, "path", "destination") or key.rpartition("/")[2]
-        if path in found:
+        if path in files:
             raise InvalidRequest(
                 f"two files have the path {path[:80]}",
                 hint="give each of them another path",
                 field="files",
                 http_status=422,
             )
-        found[path] = StoredKey(key)
-    return found
+        files[path] = StoredKey(key)
+    return files
 
 
 def _content(path: str, given: object) -> str | bytes | StoredKey:
@@ -130,7 +130,7 @@ def _content(path: str, given: object) -> str | bytes | StoredKey:
     names = [name for name in _CONTENTS if given.get(name) is not None]
     if len(names) != 1 or not isinstance(given[names[0]], str):
         raise InvalidRequest(
-            "a file has exactly one of content, content_base64 and file_key",
+            "a file must have exactly one of content, content_base64 and file_key",
             hint="give one of them, as a string",
             field=field,
             http_status=422,

@@ -340,9 +340,18 @@ class AuditSegments:
 
     def _head_text(self) -> bytes:
         """Return the head file, not while a record is written."""
-        return self._head_and_rest(rest=False)[0]
+        try:
+            fd = os.open(self.path / "head", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return b""
+        try:
+            with contextlib.suppress(LockHeldError):
+                _lock(fd, wait=True)
+            return os.pread(fd, 256, 0)
+        finally:
+            os.close(fd)
 
-    def _head_and_rest(self, *, rest: bool = True) -> tuple[bytes, list[tuple[str, bytes]]]:
+    def _head_and_rest(self) -> tuple[bytes, list[tuple[str, bytes]]]:
         """Return the head file, not while a record is written, and what is behind its record: what
         a process left that died before it wrote the head, or what another program has written.
         """
@@ -357,7 +366,7 @@ class AuditSegments:
                 return os.pread(fd, 256, 0), []
             text = os.pread(fd, 256, 0)
             found = _HEAD.match(text)
-            if found is None or not rest:
+            if found is None:
                 return text, []
             left = []
             for number in self.numbers():

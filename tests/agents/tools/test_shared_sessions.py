@@ -122,7 +122,9 @@ async def test_a_field_of_the_session_must_agree_in_both_orders(desk, name):
     check_refused(await joiner.call("exec", cmd="true"), field)
     if name in PACKAGES:
         said = (await joiner.call("open"))["message"]
-        assert f"sandbox.{name} is {OTHER[name].split('[')[1][:-1]} for the former" in said
+        assert (
+            f"sandbox.{name} must be {OTHER[name].split('[')[1][:-1]}, and the session has" in said
+        )
         return
     # The agent that wrote it opens, and the one that wrote the default joins.
     first = await joiner.call("open", session_key="second")
@@ -177,8 +179,8 @@ async def test_an_agent_without_a_network_never_runs_in_a_session_with_one(desk)
                 check_refused(await closed.call(call, sandbox_id=box, **given), "network")
     message = (await closed.call("fs_list", sandbox_id=box))["message"]
     assert message == (
-        "agent 'closed' cannot join the session that agent 'wired' opens: sandbox.network is none "
-        "for the former and full in the session"
+        "agent 'closed' cannot join the session that agent 'wired' opens: sandbox.network must be "
+        "none, and the session has full"
     )
 
 

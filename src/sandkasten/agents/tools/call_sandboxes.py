@@ -119,7 +119,7 @@ class CallSandboxes:
     async def resolve(self, context: RunContext, given: str | None) -> CallSandbox:
         """Return the sandbox that a call names, or the run's default.
 
-        Raise Conflict if the agent may not join it, whoever opened it.
+        Raise Conflict if the agent may not join it, also if another agent opened it.
         """
         if given is None:
             return await self.open(context)
@@ -160,7 +160,7 @@ class CallSandboxes:
     async def _extended(
         self, context: RunContext, key: SessionKey, info: Info, request: CreateRequest
     ) -> Info:
-        """Let a session live as long as the agent that asks for the longest time."""
+        """Extend the session to the longest times that the agent asks for."""
         changes: dict[str, Any] = {}
         retain_s = context.retention(key)
         if retain_s > retention_of(info.labels):
@@ -393,7 +393,7 @@ class CallSandboxes:
 def join_refused(joins: str, opens: str, differing: Sequence[Difference]) -> Conflict:
     """Return the error of an agent that cannot join a session, in terms of the agents' files."""
     values = "; ".join(
-        f"sandbox.{one.field} is {one.wanted} for the former and {one.has} in the session"
+        f"sandbox.{one.field} must be {one.wanted}, and the session has {one.has}"
         for one in differing
     )
     return Conflict(

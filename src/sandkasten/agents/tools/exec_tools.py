@@ -43,11 +43,14 @@ class ExecTools:
         self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
     ) -> Answer:
         stream = given.get("stream", False)
-        limits, has = self._limits(context), target.info.limits
+        limits, session_limits = self._limits(context), target.info.limits
         request = exec_request(
             {**without_doubles(given), "idempotency_key": "tool-" + secrets.token_hex(8)}
         )
-        if limits.stdout_bytes > has.stdout_bytes or limits.stderr_bytes > has.stderr_bytes:
+        if (
+            limits.stdout_bytes > session_limits.stdout_bytes
+            or limits.stderr_bytes > session_limits.stderr_bytes
+        ):
             most = max(limits.stdout_bytes, limits.stderr_bytes)
             request = replace(request, max_output_bytes=most)
         # What is begun for later reading lives as long as the sandbox.

@@ -37,7 +37,7 @@ _MOST_LABEL: Final = 256
 
 
 def session_image(sandbox: AgentSandbox) -> str | None:
-    """Return the image of a new session sandbox; None: as of every request that names none."""
+    """Return the image of a new session; None: the default of a request without an image."""
     name = sandbox.options.image or sandbox.runtime
     return None if name is None else _ALIASES.get(name, name)
 
@@ -73,7 +73,7 @@ def timeout_for(sandbox: AgentSandbox) -> float | None:
 
 
 def call_limits(sandbox: AgentSandbox, base: Limits) -> Limits:
-    """Return the limits of an agent's own calls, whoever opened the session.
+    """Return the limits of an agent's own calls, also if another agent opened the session.
 
     `base` has the operator's defaults.
     """

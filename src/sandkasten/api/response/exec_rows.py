@@ -21,12 +21,12 @@ async def history(call: Call, limit: int) -> list[dict[str, Any]]:
     """Return entries, newest first; raises the session's own error if the journal has none."""
     whose: Any = {"limit": limit, "tenant": call.principal.tenant}
     try:
-        found = await call.engine.execs(await call.session(), **whose)
+        entries = await call.engine.execs(await call.session(), **whose)
     except (SessionNotFound, SessionExpired, SandboxLost):
         if not await _remembered(call):
             raise
-        found = await call.engine.past_execs(call.path("id"), **whose)
-    return [to_json(one) for one in reversed(found)]
+        entries = await call.engine.past_execs(call.path("id"), **whose)
+    return [to_json(one) for one in reversed(entries)]
 
 
 async def exec_row(call: Call, exec_id: str) -> dict[str, Any] | None:

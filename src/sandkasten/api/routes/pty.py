@@ -4,7 +4,7 @@ Binary messages are the terminal's bytes, both ways. Text messages are JSON with
 daemon `started` (exec_id, offset), `gap` (bytes that were not kept), `exit` (the exec answer
 without output) and `error`; from the client `resize` (rows, cols), `signal` (signal), `input`
 (text), `detach` and `close` (hang up). A client that reconnects with `exec_id` and the number of
-bytes it has seen (`offset`) continues there. The image's shell is no activity of the session until
+bytes it has seen (`offset`) continues there. The image's shell does not count as activity until
 something is typed into it, and until then it ends with its last client.
 
 A page offers the subprotocols `sandkasten` and `sandkasten.bearer.<key in base64url>` instead of an

@@ -32,7 +32,7 @@ class DockerOptions:
     """Directory of the engine's machine in which workspaces are stored; empty: none."""
     shared_volume: str = SHARED_VOLUME
     require_workspace_limit: bool = False
-    """Refuse a Docker Engine that cannot hold workspaces to their size."""
+    """Refuse a Docker Engine that cannot enforce the size of workspaces."""
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""

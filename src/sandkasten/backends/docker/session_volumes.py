@@ -126,8 +126,8 @@ async def make(
     elif place.mode == "volume":
         names = resource_names.volume_name(sandbox_id), resource_names.home_volume_name(sandbox_id)
         size = spec.limits.workspace_bytes if place.sized_volumes else None
-        told = labels(resource_names.CELL, owner, sandbox_id)
-        await make_volumes(engine, names, told, size_bytes=size)
+        volume_labels = labels(resource_names.CELL, owner, sandbox_id)
+        await make_volumes(engine, names, volume_labels, size_bytes=size)
     if place.ours:
         await asyncio.to_thread(_make_directories, place, sandbox_id, spec, engine.address.section)
 
@@ -135,27 +135,32 @@ async def make(
 async def make_kept(engine: EngineClient, owner: str, workspace: str) -> tuple[str, str]:
     """Create the volumes of a named workspace unless they exist, and return their names."""
     names = resource_names.kept_volume_names(owner, workspace)
-    told = {**labels(resource_names.WORKSPACE, owner), resource_names.LABEL_NAME: workspace}
-    await make_volumes(engine, names, told)
+    volume_labels = {
+        **labels(resource_names.WORKSPACE, owner),
+        resource_names.LABEL_NAME: workspace,
+    }
+    await make_volumes(engine, names, volume_labels)
     return names
 
 
 async def make_volumes(
     engine: EngineClient,
     names: Sequence[str],
-    told: Mapping[str, str],
+    volume_labels: Mapping[str, str],
     *,
     size_bytes: int | None = None,
 ) -> None:
     """Create volumes unless they exist. Raise Conflict for a volume of another owner."""
     try:
-        made = await asyncio.gather(*(engine.make_volume(one, told, size_bytes) for one in names))
+        made = await asyncio.gather(
+            *(engine.make_volume(one, volume_labels, size_bytes) for one in names)
+        )
     except Refused as exc:
         raise translated(exc, "a volume could not be made") from exc
     for one in made:
         # An engine returns an existing volume, whatever made it and whatever it contains.
         labelled = (one.get("Labels") or {}).get(resource_names.LABEL_OWNER)
-        if labelled != told[resource_names.LABEL_OWNER]:
+        if labelled != volume_labels[resource_names.LABEL_OWNER]:
             raise Conflict(
                 f"the Docker Engine has a volume named {one.get('Name')} already, which is not "
                 "ours",

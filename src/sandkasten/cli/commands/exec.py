@@ -284,11 +284,11 @@ def _explain(result: Result, sandbox_id: str, network: object, *, interrupted: b
         tell("error" if ours else "warning", why.message)
     if why is not None and why.hint:
         tell("hint", why.hint)
-    allow = partial(_allowing, sandbox_id, network) if isinstance(network, dict) else None
+    allow = partial(_allow_command, sandbox_id, network) if isinstance(network, dict) else None
     tell_refused(result.refused, result.suggested, allow)
 
 
-def _allowing(sandbox_id: str, network: dict[str, Any], rules: Sequence[str]) -> str:
+def _allow_command(sandbox_id: str, network: dict[str, Any], rules: Sequence[str]) -> str:
     """Return the command that adds these rules: `update` replaces all rules of a sandbox."""
     flags: dict[str, Sequence[str]] = {"--allow": [*network.get("allow", ()), *rules]}
     flags |= {"--deny": network.get("deny", ()), "--secret": network.get("secrets", ())}

@@ -33,15 +33,15 @@ async def create(state: State, options: dict[str, Any]) -> None:
     for warning in info.warnings:
         tell("warning", warning)
     lacking = [f"{limit.limit} is not enforced: {limit.reason}" for limit in info.unenforced]
-    if lacking and _is_news("\n".join(lacking)):
+    if lacking and _first_since_boot("\n".join(lacking)):
         for text in lacking:
             tell("warning", text)
-        tell("hint", "this is said once; sandkasten doctor shows it again, with remedies")
+        tell("hint", "this warning is shown once; sandkasten doctor shows it again, with remedies")
     put(info.id)
 
 
-def _is_news(text: str) -> bool:
-    """Return whether the user was not told this since the machine started, and remember it."""
+def _first_since_boot(text: str) -> bool:
+    """Return whether this was not shown to the user since the machine started, and remember it."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     path = Path(state, "sandkasten", "warnings")
     try:

@@ -103,7 +103,7 @@ class _Flow(FlowControl):
             self._protocol.received.proceed()
 
 
-class _Answered:
+class _GuardedResponses:
     """An application each of whose responses goes through here, whatever produces it.
 
     After each piece of a streamed body the others have a turn, even if the client takes everything
@@ -268,7 +268,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        super()._start_asgi_task(cycle, _Answered(app, cycle, self.transport))
+        super()._start_asgi_task(cycle, _GuardedResponses(app, cycle, self.transport))
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:

@@ -135,7 +135,7 @@ class EngineSettings:
         "backends.docker.require_workspace_limit",
         boolean,
         False,
-        "Refuse a Docker Engine that cannot hold workspaces to workspace_mb.",
+        "Refuse a Docker Engine that cannot enforce workspace_mb.",
     )
     cert_path: str | None = setting(
         "backends.docker.cert_path",

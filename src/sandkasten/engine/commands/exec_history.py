@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.engine.activity import activity
 from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
-from sandkasten.engine.commands.exec_past import audited, kernel_row, living, merged
+from sandkasten.engine.commands.exec_past import audited, kernel_row, merged, with_lost_cells
 from sandkasten.engine.commands.exec_results import result_of
 from sandkasten.engine.handles import Handles, is_paused
 from sandkasten.errors import (
@@ -100,7 +100,7 @@ class ExecHistory:
         self, session_id: str, results: Sequence[ExecResult], limit: int, tenant: str | None
     ) -> list[ExecPast]:
         """Return the newest entries of a session, oldest first. `results`: what its sandbox
-        told; `tenant`: whose entries of the journal, None for all.
+        reports; `tenant`: whose entries of the journal, None for all.
         """
         rows = await self._rows(session_id, results, limit)
         return merged(results, [one for one in rows if tenant in (None, one.tenant)])[-limit:]
@@ -118,7 +118,7 @@ class ExecHistory:
             rows = await audited(self.trail.log, session_id, since, limit)
         running = self._running.get(session_id, {})
         contexts = [one.exec_id for one in results if one.status == "running"]
-        audited_rows = {row.id: row for row in living(rows, running, contexts)}
+        audited_rows = {row.id: row for row in with_lost_cells(rows, running, contexts)}
         return [*(audited_rows | ours).values()]
 
     def began(

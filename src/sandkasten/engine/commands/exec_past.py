@@ -45,7 +45,7 @@ def kernel_row(row: ExecRow) -> ExecRow:
     )
 
 
-def told(result: ExecResult) -> ExecPast:
+def past_of_result(result: ExecResult) -> ExecPast:
     """Return a command as its sandbox knows it."""
     known = {name: getattr(result, name) for name in _RESULT}
     context = context_of(result.exec_id, 0)
@@ -94,13 +94,13 @@ def past_of(row: ExecRow) -> ExecPast:
 
 def merged(results: Iterable[ExecResult], rows: Iterable[ExecRow]) -> list[ExecPast]:
     """Return the entries of a sandbox and of the journal, oldest first, each once."""
-    found = {one.exec_id: told(one) for one in results}
+    entries = {one.exec_id: past_of_result(one) for one in results}
     for row in rows:
-        known = found.get(row.id)
+        known = entries.get(row.id)
         if known is None:
-            found[row.id] = past_of(row)
+            entries[row.id] = past_of(row)
             continue
-        found[row.id] = replace(
+        entries[row.id] = replace(
             known,
             command=row.command,
             command_bytes=row.command_bytes,
@@ -110,7 +110,7 @@ def merged(results: Iterable[ExecResult], rows: Iterable[ExecRow]) -> list[ExecP
             why=known.why or _why(row),
             oom_killed=known.oom_killed or row.why == "OOM",
         )
-    return sorted(found.values(), key=lambda one: one.started_at)
+    return sorted(entries.values(), key=lambda one: one.started_at)
 
 
 def _why(row: ExecRow) -> Why | None:
@@ -164,7 +164,7 @@ def _audited(record: AuditRow, known: ExecRow | None) -> ExecRow:
     return kernel_row(row)
 
 
-def living(
+def with_lost_cells(
     rows: Sequence[ExecRow], running: Iterable[str], contexts: Iterable[str]
 ) -> list[ExecRow]:
     """Return the rows; a cell that ran in a process that is gone is lost. `running`: cells of this

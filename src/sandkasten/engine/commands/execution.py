@@ -145,7 +145,8 @@ class Execution:
         shell = command.shell if command.argv is None else None
         line = kernel_line(exec_id) or request.command
         keyed = command.key is not None
-        with self._trail.starting(handle.record, exec_id, line, shell, keyed=keyed):
+        starting = self._trail.starting_keyed if keyed else self._trail.starting
+        with starting(handle.record, exec_id, line, shell):
             reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
             check_same_command(exec_id, reply.exec_id)
         if shell is not None:
@@ -236,7 +237,8 @@ class Execution:
         fields = {"exec_id": checked_exec_id(exec_id), "close": close}
         if kernel_line(exec_id) is not None:
             raise Conflict(
-                "a code context takes no input", hint="run code in it: box.run_code, POST …/code"
+                "a code context does not accept input",
+                hint="run code in it: box.run_code, POST …/code",
             )
         _, channel = await self._handles.connect(sandbox_id)
         # No deadline here: a program reads its stdin when it wants to, and has its own deadline.

@@ -287,7 +287,7 @@ class TerminalSessions:
     ) -> str:
         """Start a terminal. It runs when this returns; attach to it by its id.
 
-        The image's shell is no activity before it gets input; a `command` is one at once.
+        The image's shell does not count as activity before it gets input; a `command` does at once.
         """
         with activity(command is not None):
             return await self._start(sandbox_id, command, Pty(rows, cols), env, cwd)

@@ -41,7 +41,10 @@ _CREATES: Final = 3
 # Names that a machine with any image is likely to have.
 _LIKELY_IMAGES: Final = ("python", "linux", "node", "base")
 _NO_IMAGE: Final = "there is no image in the store"
-_GET_IMAGE: Final = "sandkasten image build datascience (requires mmdebstrap), import or pull"
+_GET_IMAGE: Final = (
+    "build one with sandkasten image build datascience (requires mmdebstrap), or use "
+    "sandkasten image import or image pull"
+)
 
 
 class IsolationTiers:

@@ -525,12 +525,15 @@ def _keys(mounts: Sequence[Mounted]) -> tuple[str, ...]:
 
 
 def check_joins(found: Record, plan: SandboxPlan, terms: JoinTerms) -> None:
-    """Raise Conflict if the session of a key has not what the request requires of it."""
+    """Raise Conflict if the session of a key lacks what the request requires."""
     _check(found, differences(_shape(plan, found), _session(found), terms))
 
 
 def check_packages(found: Record, terms: JoinTerms) -> None:
-    """Raise Conflict if the session has other packages: nothing is to be installed for that."""
+    """Raise Conflict if the session has other packages.
+
+    Checked first, so that nothing is installed for a refused request.
+    """
     options, session = terms.options, _session(found)
     wanted = checked_packages(options.pip_packages, options.npm_packages)
     shape = replace(session, pip_packages=wanted.pip, npm_packages=wanted.npm)
@@ -541,9 +544,9 @@ def _check(found: Record, differing: Sequence[Difference]) -> None:
     if not differing:
         return
     key = unscoped(found.session_key or "")[1]
-    has = ", ".join(f"{one.field} {one.has}, not {one.wanted}" for one in differing)
+    text = ", ".join(f"{one.field} {one.has}, not {one.wanted}" for one in differing)
     raise Conflict(
-        f"session key {key!r} names a sandbox with {has}",
+        f"session key {key!r} names a sandbox with {text}",
         hint="use another key, leave these options out, or destroy that sandbox first",
         reason=JOIN_REFUSED,
         sandbox_id=found.id,

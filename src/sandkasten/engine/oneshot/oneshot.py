@@ -248,15 +248,15 @@ class OneShot:
 
     async def _contents(self, tenant: str, job: _Job) -> dict[str, bytes]:
         """Return stored files for a backend that gets everything at once."""
-        found: dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
         left = MAX_FILES_BYTES - sum(map(len, job.files.values()))
         for path, key in job.keys.items():
             async with self._file_store().read(tenant, key) as (row, pieces):
                 left -= row.size_bytes
                 if left < 0:
                     raise _too_many(len(job.files) + len(job.keys))
-                found[path] = b"".join([piece async for piece in verified(row, pieces)])
-        return found
+                files[path] = b"".join([piece async for piece in verified(row, pieces)])
+        return files
 
     async def find_image(self, options: SandboxOptions, runtime: str) -> bool:
         """Return whether the image of a run is here; see `Planner.find_image`."""

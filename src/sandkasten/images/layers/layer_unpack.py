@@ -20,6 +20,7 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, Final, Self
 
+from sandkasten.disk.process_identity import KILLED_HINT
 from sandkasten.errors import (
     BackendUnavailable,
     InternalError,
@@ -184,8 +185,7 @@ class _Program:
                 raise BackendUnavailable(
                     f"the program that unpacks layers was killed by signal "
                     f"{-self._child.returncode}",
-                    hint="try again; if it stays, see whether the kernel's log names it "
-                    "(out of memory)",
+                    hint=KILLED_HINT,
                 ) from exc
             raise InternalError(
                 f"the program that unpacks layers ended with {self._child.returncode} "

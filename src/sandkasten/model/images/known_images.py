@@ -50,7 +50,7 @@ KNOWN_IMAGES: Final[dict[str, KnownImage]] = {
         ("deno==2.7.14",),
         _E2B_USER,
     ),
-    # What the Dockerfiles in images/ install.
+    # Packages of the Dockerfiles in images/, which a test compares.
     "sandbox-runtime:base": KnownImage("bookworm", _BASE),
     "sandbox-runtime:python": KnownImage("bookworm", (*_BASE, *_PIP)),
     "sandbox-runtime:node": KnownImage("bookworm", (*_BASE, *_NODE)),

@@ -123,7 +123,7 @@ def pooled_spec(spec: CellSpec, *, resizable: bool) -> CellSpec:
     kept = {name: getattr(spec.limits, name) for name in names}
     return replace(
         spec,
-        # By which name it was requested makes no other sandbox.
+        # The name of the request does not make another kind.
         image=replace(spec.image, warning=""),
         env=MappingProxyType({}),
         limits=replace(Limits(), **kept),

@@ -70,6 +70,8 @@ _INSPECTED: Final = (
 # The rule in the record of a request with a secret that was not encrypted.
 _WITHOUT_TLS: Final = "secret without TLS"
 _USE_HTTPS: Final = "use https: a secret is never sent over plain HTTP"
+SILENT_HINT: Final = "try again; if the error stays, create a new sandbox"
+"""For a network that lives and does not answer."""
 _DENIED: Final = "a deny rule refuses it; the creator of the sandbox can remove it (network.deny)"
 
 

@@ -156,12 +156,12 @@ def differences(
 
     `wanted` is what the request would make.
     """
-    found = [
+    differing = [
         one
         for option in fields(SandboxOptions)
         for one in _of_option(option.name, wanted, session, terms)
     ]
-    return tuple(dict.fromkeys(found))[:_MOST_DIFFERENCES]
+    return tuple(dict.fromkeys(differing))[:_MOST_DIFFERENCES]
 
 
 def variables(salt: str, env: Mapping[str, str]) -> Variables:
@@ -207,15 +207,18 @@ def _of_limits(wanted: Limits, session: Limits, terms: JoinTerms) -> Iterator[Di
     for public in wants:
         attribute = limit_field(public)
         name = named.get(attribute)
-        one, other = getattr(wanted, attribute), getattr(session, attribute)
-        if name is not None and one != other:
+        wanted_value, session_value = getattr(wanted, attribute), getattr(session, attribute)
+        if name is not None and wanted_value != session_value:
             yield Difference(
                 f"limits.{name}",
                 f"{public_limits(wanted, name)[name]:g}",
                 f"{public_limits(session, name)[name]:g}",
             )
         elif (
-            name is None and terms.complete and LIMIT_SCOPES[attribute] == "session" and other < one
+            name is None
+            and terms.complete
+            and LIMIT_SCOPES[attribute] == "session"
+            and session_value < wanted_value
         ):
             yield Difference(f"limits.{public}", f"at least {wants[public]:g}", f"{has[public]:g}")
 
@@ -230,10 +233,10 @@ def _without_shares(has: Any, wants: Any) -> Any:
         for name, value in has.get("limits", {}).items()
         if name in named or name not in SHARED_LIMITS
     }
-    found = {name: value for name, value in has.items() if name != "limits"}
+    network = {name: value for name, value in has.items() if name != "limits"}
     if limits:
-        found["limits"] = limits
-    return "full" if found == {"allow": ["*"]} else found
+        network["limits"] = limits
+    return "full" if network == {"allow": ["*"]} else network
 
 
 def _is_named(name: str, options: SandboxOptions) -> bool:

@@ -89,7 +89,9 @@ class WorkspaceModes:
         """Return the best supported mode, or the one the operator requires."""
         await self.ensure_probe_image()
         if self._options.workspace_dir:
-            return self._held(await self._directory(self._options.workspace_dir, info))
+            return self._with_required_size(
+                await self._directory(self._options.workspace_dir, info)
+            )
         wanted = self._options.workspace
         tried: list[str] = []
         for mode in ("bind", "shared", "volume", "archive") if wanted == "auto" else (wanted,):
@@ -116,23 +118,23 @@ class WorkspaceModes:
                 return SessionVolumes("volume", how, sized_volumes=sized)
             case "archive":
                 how = "the container's own layer, filled by archive copies"
-                return self._held(SessionVolumes("archive", how))
+                return self._with_required_size(SessionVolumes("archive", how))
         self._check_ids(mode, info)
         inside = await self._self()
         if mode == "shared":
-            return self._held(await self._shared(inside, info))
-        return self._held(await self._bind(inside, info))
+            return self._with_required_size(await self._shared(inside, info))
+        return self._with_required_size(await self._bind(inside, info))
 
-    def _held(self, found: SessionVolumes) -> SessionVolumes:
-        """Return the mode, unless the operator requires sizes that it cannot hold."""
+    def _with_required_size(self, found: SessionVolumes) -> SessionVolumes:
+        """Return the mode, unless the operator requires sizes that it cannot enforce."""
         if found.sized or not self._options.require_workspace_limit:
             return found
-        raise self._unheld(f"workspace_mode {found.mode}", found.why)
+        raise self._size_refused(f"workspace_mode {found.mode}", found.why)
 
-    def _unheld(self, what: str, why: str) -> BackendUnavailable:
+    def _size_refused(self, what: str, why: str) -> BackendUnavailable:
         section = self._engine.address.section
         return BackendUnavailable(
-            f"{what} cannot hold workspaces to workspace_mb ({why})",
+            f"{what} cannot enforce workspace_mb ({why})",
             hint="use workspace_mode bind on the Docker Engine's own machine, as root, keep its "
             "volumes on XFS mounted with pquota, or set "
             f"{section}.require_workspace_limit: false",
@@ -261,13 +263,13 @@ class WorkspaceModes:
 
     async def _check_volumes(self, size_bytes: int | None) -> None:
         name = f"sandkasten-probe-{secrets.token_hex(8)}"
-        told = labels(resource_names.PROBE, self._owner)
+        volume_labels = labels(resource_names.PROBE, self._owner)
         try:
-            await self._engine.make_volume(name, told, size_bytes)
+            await self._engine.make_volume(name, volume_labels, size_bytes)
             await self._engine.remove_volume(name)
         except Refused as exc:
             if size_bytes is not None:
-                raise self._unheld("workspace_mode volume", exc.message) from exc
+                raise self._size_refused("workspace_mode volume", exc.message) from exc
             raise translated(exc, "the Docker Engine makes no volumes for us") from exc
 
     @contextlib.asynccontextmanager

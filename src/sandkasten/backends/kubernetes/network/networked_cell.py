@@ -37,7 +37,7 @@ class NetworkedCell(KubernetesCell):
         await self._ask(egress.change_command(policy, reachable))
 
     async def cut_network(self) -> bool:
-        """See `ports.Networked`. No other container of a Pod can end that of its network."""
+        """See `ports.Networked`. No other container of the Pod can end the egress container."""
         return False
 
     async def network_counts(self) -> NetworkCounts:

@@ -287,13 +287,13 @@ def _cells(rows: Sequence[AuditRow]) -> list[tuple[str, ...]]:
 
 def _detail(row: AuditRow) -> str:
     lines = _lines(row)
-    told = [f"{name}={value}" for name, value in row.detail.items() if value != lines]
-    told += [f"{name}={value}" for name, value in row.usage.items() if value]
-    text = " ".join(told)
+    parts = [f"{name}={value}" for name, value in row.detail.items() if value != lines]
+    parts += [f"{name}={value}" for name, value in row.usage.items() if value]
+    text = " ".join(parts)
     return text if len(text) <= _MOST_DETAIL else text[: _MOST_DETAIL - 1] + "…"
 
 
 def _lines(row: AuditRow) -> str:
     """Return the code or command of a record if it has several lines, which are shown below it."""
-    found = row.detail.get("code") or row.detail.get("command") or ""
-    return found if "\n" in found.rstrip("\n") else ""
+    text = row.detail.get("code") or row.detail.get("command") or ""
+    return text if "\n" in text.rstrip("\n") else ""
