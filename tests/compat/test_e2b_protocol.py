@@ -316,7 +316,7 @@ async def test_events_are_not_kept_for_longer_than_their_sandbox(tmp_path, monke
     async with engine_at(tmp_path) as engine:
         box = (await engine.create(CreateRequest(SandboxOptions()))).id
         watchers = file_watchers.FileWatchers()
-        watcher = await watchers.create(engine, box, WatchDir(path="/tmp"))
+        watcher = await watchers.create(engine, engine.files, box, WatchDir(path="/tmp"))
         await engine.files.write(box, "/tmp/new", b"1")
         assert len(await watchers.drain(engine, box, watcher)) == 3
         await engine.files.write(box, "/tmp/newer", b"1")

@@ -20,6 +20,7 @@ from tests.compat.e2b_requests import E2b
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+FILESYSTEM = "/filesystem.Filesystem"
 SLEEP = ExecRequest(("/bin/sleep", "600"))
 pytestmark = [pytest.mark.root, pytest.mark.promise("P79")]
 
@@ -85,6 +86,46 @@ async def test_files_belong_to_the_user_that_wrote_them(box):
     root = "root" if profile == "dev" else "user"
     assert owners == {"a": "user", "a/mine": "user", "roots": root}
     assert await _printed(e2b, the_id, "rm -r a dir && echo removed") == ["removed"]
+
+
+@pytest.mark.parametrize("box", ["dev"], indirect=True)
+async def test_the_calls_of_a_user_see_what_the_user_may_see(box):
+    e2b, the_id, _ = box
+    script = "mkdir -m 700 closed && touch closed/secret && ln -s closed/secret link"
+    assert await _printed(e2b, the_id, f"{script} && echo made", "root") == ["made"]
+    closed, watched = {"path": "closed"}, {"path": "closed", "recursive": False}
+    watch = e2b.stream(the_id, f"{FILESYSTEM}/WatchDir", watched)
+    assert "permission" in str((await watch)[-1]["error"])
+    seen = {}
+    for verb, body in (("ListDir", closed), ("CreateWatcher", watched)):
+        for user in ("user", "root"):
+            status, _ = await e2b.call(the_id, f"{FILESYSTEM}/{verb}", body, **_as(user))
+            seen[verb, user] = status == 200
+    assert seen == {
+        ("ListDir", "user"): False,
+        ("ListDir", "root"): True,
+        ("CreateWatcher", "user"): False,
+        ("CreateWatcher", "root"): True,
+    }
+    kinds = {}
+    for user in ("user", "root"):
+        _, found = await e2b.call(the_id, f"{FILESYSTEM}/ListDir", {"path": "."}, **_as(user))
+        [kinds[user]] = [one["type"] for one in found["entries"] if one["name"] == "link"]
+    assert kinds == {"user": "FILE_TYPE_SYMLINK", "root": "FILE_TYPE_FILE"}
+
+
+async def test_metadata_are_read_as_the_user(box):
+    e2b, the_id, profile = box
+    form = {"Content-Type": "application/octet-stream", "X-Metadata-author": "root"}
+    status, _ = await e2b.send(the_id, "/files?path=noted&username=root", b"x", **form)
+    assert status == 200
+    await _printed(e2b, the_id, "chmod 600 noted", "root")
+    seen = {}
+    for user in ("user", "root"):
+        _, found = await e2b.call(the_id, f"{FILESYSTEM}/Stat", {"path": "noted"}, **_as(user))
+        seen[user] = found["entry"].get("metadata")
+    known = {"author": "root"}
+    assert seen == {"user": None if profile == "dev" else known, "root": known}
 
 
 async def test_a_pause_without_memory_is_a_new_start(box):

@@ -13,7 +13,7 @@ from sandkasten.errors import SandkastenError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.engine.engine import Engine
+    from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.ids import SandboxId
 
@@ -36,15 +36,15 @@ _KINDS: Final = {
 
 
 async def described_with_metadata(
-    engine: Engine, the_id: SandboxId, entries: Sequence[FileEntry], spelling: Spelling
+    files: FileOperations, the_id: SandboxId, entries: Sequence[FileEntry], spelling: Spelling
 ) -> list[dict[str, object]]:
     """Return entries as JSON, each with the metadata of its file if it has some."""
-    files = [one.path for one in entries if one.type == "file"]
-    attributes = await engine.files.attributes(the_id, files, prefix=METADATA_SPACE)
-    metadata = dict(zip(files, attributes, strict=True))
+    paths = [one.path for one in entries if one.type == "file"]
+    attributes = await files.attributes(the_id, paths, prefix=METADATA_SPACE)
+    metadata = dict(zip(paths, attributes, strict=True))
     found = []
     for one in entries:
-        told = await described(engine, the_id, one, spelling)
+        told = await described(files, the_id, one, spelling)
         if metadata.get(one.path):
             named = metadata[one.path].items()
             told["metadata"] = {name.removeprefix(METADATA_SPACE): value for name, value in named}
@@ -53,13 +53,13 @@ async def described_with_metadata(
 
 
 async def described(
-    engine: Engine, the_id: SandboxId, entry: FileEntry, spelling: Spelling
+    files: FileOperations, the_id: SandboxId, entry: FileEntry, spelling: Spelling
 ) -> dict[str, object]:
     """Return an entry as JSON; a link has the type of its target, if that exists."""
     kind: str = entry.type
     if kind == "symlink":
         try:
-            kind = (await engine.files.stat(the_id, entry.path)).type
+            kind = (await files.stat(the_id, entry.path)).type
         except SandkastenError:
             kind = "symlink"
     return entry_fields(entry, kind, spelling)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sandkasten.compat.e2b.e2b_messages import WatchDir
     from sandkasten.engine.engine import Engine
+    from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.files.file_entries import Change
     from sandkasten.model.ids import SandboxId
 
@@ -67,14 +68,17 @@ class FileWatchers:
 
     @asynccontextmanager
     async def watching(
-        self, engine: Engine, the_id: SandboxId, message: WatchDir
+        self, files: FileOperations, the_id: SandboxId, message: WatchDir
     ) -> AsyncIterator[AsyncIterator[Event]]:
         """Watch a directory; no change inside the block is missed."""
         path = sandbox_path(real_path(message.path))
-        async with engine.files.watching(the_id, path, recursive=message.recursive) as changes:
-            yield _events(engine, the_id, message, path, changes)
+        async with files.watching(the_id, path, recursive=message.recursive) as changes:
+            yield _events(files, the_id, message, path, changes)
 
-    async def create(self, engine: Engine, the_id: SandboxId, message: WatchDir) -> str:
+    async def create(
+        self, engine: Engine, files: FileOperations, the_id: SandboxId, message: WatchDir
+    ) -> str:
+        """Start a watcher that acts as the user of `files`."""
         self._forget()
         if sum(one.sandbox == the_id for one in self._watchers.values()) >= _MAX_PER_SANDBOX:
             raise QuotaExceeded(
@@ -86,7 +90,7 @@ class FileWatchers:
         the_watcher = secrets.token_hex(8)
         self._watchers[the_watcher] = one
         one.task = asyncio.get_running_loop().create_task(
-            self._collect(engine, the_id, message, one)
+            self._collect(engine, files, the_id, message, one)
         )
         try:
             await one.ready.wait()
@@ -140,10 +144,15 @@ class FileWatchers:
                     one.task.cancel()
 
     async def _collect(
-        self, engine: Engine, the_id: SandboxId, message: WatchDir, one: _Watcher
+        self,
+        engine: Engine,
+        files: FileOperations,
+        the_id: SandboxId,
+        message: WatchDir,
+        one: _Watcher,
     ) -> None:
         try:
-            async with self.watching(engine, the_id, message) as events:
+            async with self.watching(files, the_id, message) as events:
                 one.ready.set()
                 async with aclosing(events) as source:  # type: ignore[type-var]
                     async for event in source:
@@ -182,7 +191,7 @@ async def _end(one: _Watcher) -> None:
 
 
 async def _events(
-    engine: Engine,
+    files: FileOperations,
     the_id: SandboxId,
     message: WatchDir,
     path: str,
@@ -201,8 +210,8 @@ async def _events(
         event: Event = {"name": posixpath.relpath(change.path, path), "type": kind}
         if message.includeEntry:
             with suppress(SandkastenError):
-                entry = await engine.files.stat(the_id, change.path, follow=False)
-                event["entry"] = await described(engine, the_id, entry, spelling)
+                entry = await files.stat(the_id, change.path, follow=False)
+                event["entry"] = await described(files, the_id, entry, spelling)
         yield event
         if change.change == "created" and not change.is_dir:
             # A file written through the API appears with its content in one step, but programs wait

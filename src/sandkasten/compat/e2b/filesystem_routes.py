@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sandkasten.api.request.http_call import Call
     from sandkasten.compat.e2b.envd_access import EnvdAccess
     from sandkasten.compat.e2b.file_watchers import FileWatchers
+    from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.files.file_entries import FileEntry
     from sandkasten.model.ids import SandboxId
 
@@ -43,14 +44,14 @@ class FilesystemRoutes:
         path = (await call.body(OnePath)).path
         files = await self._access.files(call, the_id)
         entry = await files.stat(the_id, real_path(path), follow=False)
-        return await self._entry(call, the_id, entry, path)
+        return await self._entry(files, the_id, entry, path)
 
     async def make_dir(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
         path = (await call.body(OnePath)).path
         files = await self._access.files(call, the_id)
         entry = await files.mkdir(the_id, real_path(path), exist_ok=False)
-        return await self._entry(call, the_id, entry, path)
+        return await self._entry(files, the_id, entry, path)
 
     async def move(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
@@ -62,7 +63,7 @@ class FilesystemRoutes:
             await files.mkdir(the_id, above)
         source = real_path(message.source)
         entry = await files.move(the_id, source, target, overwrite=True)
-        return await self._entry(call, the_id, entry, message.destination)
+        return await self._entry(files, the_id, entry, message.destination)
 
     async def remove(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
@@ -77,22 +78,26 @@ class FilesystemRoutes:
         the_id = await self._access.sandbox(call)
         message = await call.body(ListDir)
         path = sandbox_path(real_path(message.path))
-        await _check_directory(call, the_id, path)
+        files = await self._access.files(call, the_id)
+        await _check_directory(files, the_id, path)
         # This can take thousands of exchanges with the sandbox; a client that leaves ends it.
-        entries = await call.while_there(_entries(call, the_id, path, message))
+        entries = await call.while_there(_entries(files, the_id, path, message))
         return answer({"entries": entries})
 
     async def watch_dir(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
         message = await streamed_request(call, WatchDir)
-        await _check_directory(call, the_id, real_path(message.path))
-        return follow(call, self._changes(call, the_id, message), _ALIVE)
+        files = await self._access.files(call, the_id)
+        await _check_directory(files, the_id, real_path(message.path))
+        return follow(call, self._changes(files, the_id, message), _ALIVE)
 
     async def create_watcher(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
         message = await call.body(WatchDir)
-        await _check_directory(call, the_id, real_path(message.path))
-        return answer({"watcherId": await self._watchers.create(call.engine, the_id, message)})
+        files = await self._access.files(call, the_id)
+        await _check_directory(files, the_id, real_path(message.path))
+        watcher_id = await self._watchers.create(call.engine, files, the_id, message)
+        return answer({"watcherId": watcher_id})
 
     async def watcher_events(self, call: Call) -> Response:
         the_id = await self._access.sandbox(call)
@@ -105,42 +110,44 @@ class FilesystemRoutes:
         return answer({})
 
     async def _changes(
-        self, call: Call, the_id: SandboxId, message: WatchDir
+        self, files: FileOperations, the_id: SandboxId, message: WatchDir
     ) -> AsyncIterator[Mapping[str, object]]:
-        async with self._watchers.watching(call.engine, the_id, message) as events:
+        async with self._watchers.watching(files, the_id, message) as events:
             yield {"start": {}}
             async for event in events:
                 yield {"filesystem": event}
 
-    async def _entry(self, call: Call, the_id: SandboxId, entry: FileEntry, path: str) -> Response:
+    async def _entry(
+        self, files: FileOperations, the_id: SandboxId, entry: FileEntry, path: str
+    ) -> Response:
         spelling = Spelling.of(path)
-        [found] = await described_with_metadata(call.engine, the_id, [entry], spelling)
+        [found] = await described_with_metadata(files, the_id, [entry], spelling)
         return answer({"entry": found})
 
 
-async def _check_directory(call: Call, the_id: SandboxId, path: str) -> None:
-    found = await call.engine.files.stat(the_id, path)
+async def _check_directory(files: FileOperations, the_id: SandboxId, path: str) -> None:
+    found = await files.stat(the_id, path)
     if not found.is_dir:
         raise NotADirectory(f"{found.path} is not a directory", hint="name a directory")
 
 
 async def _entries(
-    call: Call, the_id: SandboxId, path: str, message: ListDir
+    files: FileOperations, the_id: SandboxId, path: str, message: ListDir
 ) -> list[dict[str, object]]:
-    found = await _listed(call, the_id, path, max(1, message.depth))
+    found = await _listed(files, the_id, path, max(1, message.depth))
     spelling = Spelling.of(message.path)
-    return await described_with_metadata(call.engine, the_id, found, spelling)
+    return await described_with_metadata(files, the_id, found, spelling)
 
 
-async def _listed(call: Call, the_id: SandboxId, path: str, depth: int) -> list[FileEntry]:
+async def _listed(
+    files: FileOperations, the_id: SandboxId, path: str, depth: int
+) -> list[FileEntry]:
     found: list[FileEntry] = []
     path_bytes = 0
     cursor: str | None = None
     level = path.rstrip("/").count("/")
     while True:
-        page = await call.engine.files.list(
-            the_id, path, recursive=depth > 1, limit=_PAGE, cursor=cursor
-        )
+        page = await files.list(the_id, path, recursive=depth > 1, limit=_PAGE, cursor=cursor)
         shown = [one for one in page.entries if one.path.count("/") - level <= depth]
         found += shown
         path_bytes += sum(2 * len(one.path) + len(one.target or "") for one in shown)
