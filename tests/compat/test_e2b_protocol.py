@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.api.error_responses import status_of
-from sandkasten.api.previews.preview_access import PreviewRules, Previews
+from sandkasten.api.previews.preview_access import PreviewRules, Previews, unknown_preview
 from sandkasten.api.previews.preview_app import page
 from sandkasten.compat.e2b import file_routes, file_watchers, process_routes
 from sandkasten.compat.e2b.connect_codec import STREAM, envelope
@@ -555,17 +554,20 @@ async def test_an_address_without_a_sandbox_has_the_status_of_e2b_below_its_doma
     domain = "sandbox.example.com"
     ports = await PreviewDirectory.open(tmp_path / "previews")
     previews = Previews(PreviewRules(domain), ports, SystemClock())
-    assert status_of(previews.unknown(f"8000-{ABSENT}.{domain}")) == 404
+    assert previews.gone_answer(f"8000-{ABSENT}.{domain}") is None
     async with (
         engine_at(tmp_path) as engine,
         open_e2b(b"k" * 32, {}, domain, engine=engine, previews=previews),
     ):
-        assert status_of(previews.unknown(f"8000-{ABSENT}.{domain}")) == 502
-        assert status_of(previews.unknown(f"8000-{ABSENT}.localhost")) == 404
+        assert previews.gone_answer(f"8000-{ABSENT}.localhost") is None
         label = host_label(ABSENT)
-        body = page(previews.unknown(f"8000-{label}.{domain}"), html=False).body
-        gone = {"sandboxId": label, "message": "The sandbox was not found", "code": 502}
-        assert json.loads(bytes(body)) == gone
+        gone = previews.gone_answer(f"8000-{label}.{domain}")
+        told = page(unknown_preview(), html=False, gone=gone)
+        body = {"sandboxId": label, "message": "The sandbox was not found", "code": 502}
+        assert (told.status_code, json.loads(bytes(told.body))) == (502, body)
+        assert told.headers["cache-control"] == "no-store"
+        shown = page(unknown_preview(), html=True, gone=gone)
+        assert (shown.status_code, shown.media_type) == (502, "text/html")
 
 
 async def test_without_keys_on_loopback_any_key_is_accepted(tmp_path):

@@ -45,6 +45,8 @@ from sandkasten.model.access.preview_links import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from starlette.responses import Response
+
     from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.model.access.preview_links import Kind, Verdict
     from sandkasten.model.ids import SandboxId
@@ -123,19 +125,20 @@ class Previews:
         """Whether a token in `TRAFFIC_HEADER` opens the ports of a sandbox; None: none does."""
         self.resume: Callable[[SandboxId], Awaitable[None]] | None = None
         """Resumes a paused sandbox that requests resume; None: none does."""
-        self.gone_status: int | None = None
-        """The status of an address of the domain that belongs to no sandbox; None: 404."""
+        self.gone: Callable[[str], Response] | None = None
+        """Answers requests for an address of the domain that belongs to no sandbox, by its label;
+        None: a page with status 404.
+        """
         self._domains = (LOCAL_DOMAIN, *([rules.domain] if rules.domain else []))
 
     def domain_of(self, name: str) -> str | None:
         return domain_of(name, self._domains)
 
-    def unknown(self, name: str) -> SessionNotFound:
-        """Return the error for a host name that belongs to no sandbox of the client."""
-        if self.gone_status is None or self.domain_of(name) != self.rules.domain:
-            return unknown_preview()
-        label = name.partition(".")[0].partition("-")[2]
-        return unknown_preview(http_status=self.gone_status, label=label)
+    def gone_answer(self, name: str) -> Response | None:
+        """Return what `gone` answers for a host name that belongs to no sandbox of the client."""
+        if self.gone is None or self.domain_of(name) != self.rules.domain:
+            return None
+        return self.gone(name.partition(".")[0].partition("-")[2])
 
     # ---- links
 
@@ -315,11 +318,10 @@ def preview_target(name: str, domain: str) -> PreviewTarget:
     return target
 
 
-def unknown_preview(**details: int | str) -> SessionNotFound:
+def unknown_preview() -> SessionNotFound:
     return SessionNotFound(
         "no sandbox has this address",
         hint="it may have ended; sandkasten ls lists sandboxes, sandkasten url ID PORT makes links",
-        **details,
     )
 
 

@@ -33,7 +33,6 @@ from sandkasten.api.request.http_call import Call
 from sandkasten.api.request.key_recheck import Held
 from sandkasten.api.request.request_body import ClientLeft
 from sandkasten.api.request.request_log import log_request
-from sandkasten.api.response.json_response import answer
 from sandkasten.errors import Busy, NotFound, SandkastenError, SessionNotFound
 
 if TYPE_CHECKING:
@@ -57,7 +56,6 @@ _PAGE: Final = """<!doctype html>
 code{{background:#eee;padding:.1em .3em}}</style>
 <h1>{title}</h1><p>{message}</p><p>Hint: {hint}</p>
 """
-_GONE: Final = "The sandbox was not found"
 _PAGE_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
@@ -115,8 +113,10 @@ class PreviewApp:
         except ClientLeft:
             return
         except SandkastenError as exc:
-            error = self._unknown(name) if isinstance(exc, SessionNotFound) else exc
-            await _fail(error, connection, answer, receive)
+            is_unknown = isinstance(exc, SessionNotFound)
+            error = unknown_preview() if is_unknown else exc
+            gone = self._gone(name) if is_unknown else None
+            await _fail(error, connection, answer, receive, gone)
         except asyncio.CancelledError:
             if held is None or held.lost is None:
                 raise
@@ -134,9 +134,9 @@ class PreviewApp:
                 held.end()
             self._note(method, connection, answer, time.perf_counter() - began, request_id, error)
 
-    def _unknown(self, name: str) -> SessionNotFound:
+    def _gone(self, name: str) -> Response | None:
         previews = self._server.previews
-        return unknown_preview() if previews is None else previews.unknown(name)
+        return None if previews is None else previews.gone_answer(name)
 
     async def _entry(
         self, name: str, method: str, scope: Scope, headers: Mapping[str, str]
@@ -231,22 +231,25 @@ class _Answer:
 
 
 async def _fail(
-    error: SandkastenError, connection: HTTPConnection, answer: _Answer, receive: Receive
+    error: SandkastenError,
+    connection: HTTPConnection,
+    answer: _Answer,
+    receive: Receive,
+    gone: Response | None = None,
 ) -> None:
     if isinstance(connection, WebSocket):
         if connection.application_state is WebSocketState.CONNECTED:
             await connection.close(_POLICY_VIOLATION, error.message[:100])
         elif connection.application_state is WebSocketState.CONNECTING:
-            await _refuse_websocket(error, answer)
+            await _refuse_websocket(page(error, html=False, gone=gone), answer)
         return
     if answer.began:
         raise CutShort from error
     html = "text/html" in connection.headers.get("accept", "")
-    await page(error, html=html)(connection.scope, receive, answer)
+    await page(error, html=html, gone=gone)(connection.scope, receive, answer)
 
 
-async def _refuse_websocket(error: SandkastenError, answer: _Answer) -> None:
-    body = page(error, html=False)
+async def _refuse_websocket(body: Response, answer: _Answer) -> None:
     await answer(
         {
             "type": "websocket.http.response.start",
@@ -257,18 +260,20 @@ async def _refuse_websocket(error: SandkastenError, answer: _Answer) -> None:
     await answer({"type": "websocket.http.response.body", "body": bytes(body.body)})
 
 
-def page(error: SandkastenError, *, html: bool) -> Response:
-    """Return an error as a page for people: HTML for browsers, text for other clients."""
+def page(error: SandkastenError, *, html: bool, gone: Response | None = None) -> Response:
+    """Return an error as a page for people: HTML for browsers, text for other clients.
+
+    With `gone`, its status, and other clients get it.
+    """
     headers = dict(_PAGE_HEADERS)
-    status = status_of(error)
+    status = status_of(error) if gone is None else gone.status_code
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="sandkasten"'
     if status == 503:
         headers["Retry-After"] = "1"
-    if not html and "label" in error.details:
-        # Programs for E2B read this body.
-        gone = {"sandboxId": error.details["label"], "message": _GONE, "code": status}
-        return answer(gone, status, headers)
+    if not html and gone is not None:
+        gone.headers.update(headers)
+        return gone
     if not html:
         text = f"{error.message}\nhint: {error.hint}\n"
         return Response(text, status, headers, media_type="text/plain")

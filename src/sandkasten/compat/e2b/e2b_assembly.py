@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.api.route import JSON, Handler, Method, Route
 from sandkasten.compat.e2b.code_interpreter_routes import CodeInterpreterRoutes
 from sandkasten.compat.e2b.connect_codec import STREAM
-from sandkasten.compat.e2b.e2b_dialect import CALLS, CONTROL, FILES, STREAMS
+from sandkasten.compat.e2b.e2b_dialect import CALLS, CONTROL, FILES, STREAMS, gone_port
 from sandkasten.compat.e2b.e2b_domain import PREFIX
 from sandkasten.compat.e2b.envd_access import EnvdAccess
 from sandkasten.compat.e2b.envd_tokens import EnvdTokens
@@ -89,8 +89,7 @@ async def open_e2b(
         if previews is not None and engine is not None:
             previews.is_traffic_token = tokens.is_valid_for_traffic
             previews.resume = partial(pauses.admit, engine, clock)
-            # Clients of E2B tell a sandbox that has ended by this status.
-            previews.gone_status = 502 if domain is not None else None
+            previews.gone = gone_port if domain is not None else None
         async with _routes(tokens, sandboxes, pauses) as routes:
             yield routes
 

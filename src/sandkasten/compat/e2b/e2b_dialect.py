@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sandkasten.api.request.authentication import Doorkeeper
 
 _GONE: Final = (SessionNotFound, SessionExpired)
+_NOT_FOUND: Final = "The sandbox was not found"
 
 
 def _with_key(doorkeeper: Doorkeeper, headers: Mapping[str, str]) -> dict[str, str]:
@@ -80,11 +81,16 @@ def is_gone(error: SandkastenError) -> bool:
     return isinstance(error, (*_GONE, SandboxLost, Cancelled)) or is_paused(error)
 
 
+def gone_port(label: str) -> Response:
+    """Return what E2B's proxy answers for a port of a sandbox that does not exist."""
+    return answer({"sandboxId": label, "message": _NOT_FOUND, "code": 502}, 502)
+
+
 def _gone(error: SandkastenError) -> Response | None:
     """Return what E2B's proxy answers for a sandbox that does not run."""
     if not isinstance(error, _GONE) and not is_paused(error):
         return None
-    return answer({"code": 502, "message": f"The sandbox was not found: {told(error)}"}, 502)
+    return answer({"code": 502, "message": f"{_NOT_FOUND}: {told(error)}"}, 502)
 
 
 def _file_problem(error: SandkastenError, request_id: str) -> Response:
