@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import tarfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sandkasten.client.server.embedded import ServerAddress, settings
+from sandkasten.compat.e2b import sandbox_accounts
+from sandkasten.compat.e2b.connect_codec import STREAM, envelope
 from sandkasten.compat.e2b.e2b_assembly import open_e2b
 from sandkasten.compat.e2b.sandbox_accounts import SandboxAccount
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests import imagekit
-from tests.api.daemon_in_process import serving
+from tests.api.daemon_with_database import AS_OPERATOR, booked
 from tests.compat.e2b_requests import E2b
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
-FILESYSTEM = "/filesystem.Filesystem"
 SLEEP = ExecRequest(("/bin/sleep", "600"))
+FILESYSTEM = "/filesystem.Filesystem"
 pytestmark = [pytest.mark.root, pytest.mark.promise("P79")]
 
 
@@ -32,7 +39,7 @@ async def box(request, tmp_path) -> AsyncIterator[tuple[E2b, str, str]]:
         await engine.images.import_archive(str(imagekit.busybox_tar()), name="base")
         async with (
             open_e2b(b"k" * 32, {}, engine=engine, profile=request.param) as routes,
-            serving(engine, more=routes) as daemon,
+            booked(engine, tmp_path / "data", more=routes) as daemon,
         ):
             e2b = E2b(daemon)
             yield e2b, await e2b.create(), request.param
@@ -88,6 +95,12 @@ async def test_files_belong_to_the_user_that_wrote_them(box):
     assert await _printed(e2b, the_id, "rm -r a dir && echo removed") == ["removed"]
 
 
+async def _as_root(e2b: E2b, the_id: str, script: str) -> None:
+    """Run a script before the sandbox is looked into."""
+    done = await e2b.daemon.server.engine.exec(the_id, ExecRequest(("/bin/sh", "-c", script)))
+    assert done.exit_code == 0, done.stderr
+
+
 @pytest.mark.parametrize("box", ["dev"], indirect=True)
 async def test_the_calls_of_a_user_see_what_the_user_may_see(box):
     e2b, the_id, _ = box
@@ -128,28 +141,129 @@ async def test_metadata_are_read_as_the_user(box):
     assert seen == {"user": None if profile == "dev" else known, "root": known}
 
 
+async def test_a_look_that_fails_is_repeated(box):
+    e2b, the_id, _ = box
+    engine = e2b.daemon.server.engine
+    await engine.pause(the_id)
+    body = envelope({"process": {"cmd": "/bin/true"}, "stdin": False})
+    status, _ = await e2b.send(the_id, "/process.Process/Start", body, **{"Content-Type": STREAM})
+    assert status == 502
+    await engine.resume(the_id)
+    assert await _printed(e2b, the_id, "pwd -P") == ["/home/user"]
+
+
+@pytest.mark.parametrize("box", ["dev"], indirect=True)
+async def test_a_look_that_takes_too_long_is_repeated(box, monkeypatch):
+    e2b, the_id, _ = box
+    # Its open waits for a writer.
+    await _as_root(e2b, the_id, "mv /etc/passwd /etc/users && mkfifo /etc/passwd")
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox_accounts, "_LOOK_S", 0.5)
+        body = {"process": {"cmd": "/bin/true"}, "stdin": False}
+        [end] = await e2b.stream(the_id, "/process.Process/Start", body)
+    assert end["error"]["message"].startswith("the sandbox did not answer in time")
+    await _as_root(e2b, the_id, "mv /etc/users /etc/passwd")
+    assert await _printed(e2b, the_id, "pwd -P") == ["/home/user"]
+
+
+async def test_a_short_limit_of_commands_does_not_prevent_the_look(box):
+    e2b, _, profile = box
+    engine = e2b.daemon.server.engine
+    limits = {"max_exec_timeout_seconds": 5, "exec_timeout_seconds": 5}
+    options = SandboxOptions(profile=profile, image="base", limits=limits)
+    info = await engine.create(CreateRequest(options))
+    assert await _printed(e2b, info.id, "pwd -P") == ["/home/user"]
+
+
+async def _boot_id(e2b: E2b, the_id: str) -> str:
+    status, raw = await e2b.send_get(the_id, "/files?path=/proc/sys/kernel/random/boot_id")
+    assert status == 200
+    return str(raw.decode())
+
+
+async def _sleeps(e2b: E2b, the_id: str) -> int:
+    _, found = await e2b.call(the_id, "/process.Process/List", {})
+    return sum(one["config"]["args"][-1:] == ["600"] for one in found["processes"])
+
+
+async def _pause_and_connect(e2b: E2b, the_id: str, body: object) -> None:
+    assert (await e2b.ask("POST", f"/sandboxes/{the_id}/pause", body))[0] == 204
+    assert (await e2b.ask("POST", f"/sandboxes/{the_id}/connect", {"timeout": 60}))[0] == 201
+
+
 async def test_a_pause_without_memory_is_a_new_start(box):
     e2b, the_id, _ = box
-
-    async def boot_id() -> str:
-        status, raw = await e2b.send_get(the_id, "/files?path=/proc/sys/kernel/random/boot_id")
-        assert status == 200
-        return str(raw.decode())
-
-    async def sleeps() -> int:
-        _, found = await e2b.call(the_id, "/process.Process/List", {})
-        return sum(one["config"]["args"][-1:] == ["600"] for one in found["processes"])
-
     await _printed(e2b, the_id, "echo kept > file")
     await e2b.daemon.server.engine.exec_start(the_id, SLEEP)
-    first = await boot_id()
+    first = await _boot_id(e2b, the_id)
     for body, changed in (({}, False), ({"memory": True}, False), ({"memory": False}, True)):
-        assert await sleeps() == 1
-        assert (await e2b.ask("POST", f"/sandboxes/{the_id}/pause", body))[0] == 204
-        assert (await e2b.ask("POST", f"/sandboxes/{the_id}/connect", {"timeout": 60}))[0] == 201
-        assert (await boot_id() != first) is changed, body
-    assert await sleeps() == 0
+        assert await _sleeps(e2b, the_id) == 1
+        await _pause_and_connect(e2b, the_id, body)
+        assert (await _boot_id(e2b, the_id) != first) is changed, body
+    assert await _sleeps(e2b, the_id) == 0
     assert await _printed(e2b, the_id, "cat file") == ["kept"]
+
+
+@pytest.mark.parametrize("box", ["dev"], indirect=True)
+async def test_processes_that_could_not_be_ended_keep_the_boot_id(box):
+    e2b, the_id, _ = box
+    await e2b.daemon.server.engine.exec_start(the_id, SLEEP)
+    await _as_root(e2b, the_id, "rm /bin/sh")
+    first = await _boot_id(e2b, the_id)
+    await _pause_and_connect(e2b, the_id, {"memory": False})
+    assert (await _boot_id(e2b, the_id), await _sleeps(e2b, the_id)) == (first, 1)
+
+
+async def test_files_of_a_snapshot_belong_to_the_user(box):
+    e2b, the_id, _ = box
+    await _printed(e2b, the_id, "touch kept && ln -s nowhere link")
+    status, snapshot = await e2b.ask("POST", f"/sandboxes/{the_id}/snapshots", {})
+    assert status == 201, snapshot
+    copy = await e2b.create(templateID=snapshot["snapshotID"])
+    assert await _printed(e2b, copy, "stat -c '%n %u' kept link") == ["kept 1000", "link 1000"]
+
+
+@pytest.mark.parametrize("box", ["dev"], indirect=True)
+async def test_a_snapshot_whose_files_stay_roots_is_refused(box, tmp_path):
+    e2b, _, _ = box
+    archive = tmp_path / "image.tar"
+    _without_chown(imagekit.busybox_tar(), archive)
+    await e2b.daemon.server.engine.images.import_archive(str(archive), name="nochown")
+    source = await e2b.create(templateID="nochown")
+    _, snapshot = await e2b.ask("POST", f"/sandboxes/{source}/snapshots", {})
+    before = await e2b.ask("GET", "/sandboxes")
+    status, told = await e2b.ask("POST", "/sandboxes", {"templateID": snapshot["snapshotID"]})
+    assert (status, "could not be given to the user: not today" in told["message"]) == (409, True)
+    assert await e2b.ask("GET", "/sandboxes") == before
+
+
+def _without_chown(source: Path, target: Path) -> None:
+    """Copy an image, with a `chown` that fails."""
+    script = b"#!/bin/sh\necho not today >&2\nexit 1\n"
+    with tarfile.open(source) as tar, tarfile.open(target, "w") as copy:
+        for member in tar.getmembers():
+            data = tar.extractfile(member) if member.isfile() else None
+            if member.name.endswith("bin/chown"):
+                member = tarfile.TarInfo(member.name)
+                member.mode, member.size, data = 0o755, len(script), io.BytesIO(script)
+            copy.addfile(member, data)
+
+
+async def test_the_history_names_programs_of_ours(box):
+    e2b, the_id, profile = box
+    await _printed(e2b, the_id, "true")
+    _, snapshot = await e2b.ask("POST", f"/sandboxes/{the_id}/snapshots", {})
+    copy = await e2b.create(templateID=snapshot["snapshotID"])
+    await _pause_and_connect(e2b, the_id, {"memory": False})
+    shown = []
+    for box_id in (the_id, copy):
+        past = await e2b.daemon.ask("GET", f"/v1/sessions/{box_id}/execs", headers=AS_OPERATOR)
+        shown.append([one["command"] for one in reversed(past.json)])
+    given = ["give the files to the user"] if profile == "dev" else []
+    assert shown == [
+        ["look at the account", "/bin/sh -c true", "end all processes"],
+        ["unpack a snapshot", *given],
+    ]
 
 
 def test_an_image_without_the_mount_keeps_the_workspace():

@@ -395,9 +395,12 @@ class Engine:
 
     # ---- commands
 
-    async def exec(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+    async def exec(
+        self, sandbox_id: str, request: ExecRequest, *, line: str | None = None
+    ) -> ExecResult:
+        """Run a command to its end. `line`: what is recorded of a program of ours."""
         self._in_flight.check()
-        return await self._execution.run(sandbox_id, request)
+        return await self._execution.run(sandbox_id, request, line=line)
 
     def exec_stream(
         self, sandbox_id: str, request: ExecRequest
@@ -405,9 +408,12 @@ class Engine:
         self._in_flight.check()
         return self._execution.stream(sandbox_id, request)
 
-    async def exec_start(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+    async def exec_start(
+        self, sandbox_id: str, request: ExecRequest, *, line: str | None = None
+    ) -> ExecResult:
+        """Start a command in the background. `line`: what is recorded of a program of ours."""
         self._in_flight.check()
-        return await self._execution.start(sandbox_id, request)
+        return await self._execution.start(sandbox_id, request, line=line)
 
     async def exec_get(self, sandbox_id: str, exec_id: str, *, wait_s: float = 0) -> ExecResult:
         return await self._execution.get(sandbox_id, exec_id, wait_s=wait_s)

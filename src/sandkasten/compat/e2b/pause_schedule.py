@@ -35,8 +35,10 @@ log = logging.getLogger("sandkasten.compat")
 _ROUND_S: Final = 5.0
 # Beside the sandboxes in the file; no sandbox has this id.
 _BOOTS: Final = "boots"
-# The command itself ends with them, and how is of no interest.
-_END_ALL: Final = ExecRequest(("/bin/sh", "-c", "kill -KILL -1"), timeout_seconds=10)
+# kill(2) spares its caller, so the shell itself ends normally. In profile dev its supervisor ends
+# too, and the result is lost.
+_END_ALL: Final = ("/bin/sh", "-c", "kill -KILL -1")
+_END_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +79,24 @@ class PauseSchedule:
         """Return how often a sandbox lost its memory."""
         return self._boots.get(sandbox_id, 0)
 
-    async def pause(self, engine: Engine, sandbox_id: str, *, keeps_memory: bool) -> None:
-        """Pause a sandbox; without its memory, all processes in it end first."""
-        if not keeps_memory:
-            with suppress(SandkastenError):
-                await engine.exec(sandbox_id, _END_ALL)
+    async def pause(self, engine: Engine, info: Info, *, keeps_memory: bool) -> None:
+        """Pause a sandbox; without its memory, all processes in it end first.
+
+        If they cannot be ended, for example in an image without a shell, it keeps its memory.
+        """
+        if not keeps_memory and await _end_processes(engine, info):
             async with self._changing:
-                count = {sandbox_id: self.boots(sandbox_id) + 1}
+                count = {info.id: self.boots(info.id) + 1}
                 await self._store(self._times, {**self._boots, **count})
             self._changed.set()
-        await engine.pause(sandbox_id)
+        await engine.pause(info.id)
 
     async def settle(self, engine: Engine, info: Info, now: float) -> Info:
         """Return the sandbox, paused if its time is over."""
         time = self.get(info.id)
         if time is None or info.status != "running" or now < time.at:
             return info
-        await self.pause(engine, info.id, keeps_memory=time.keeps_memory)
+        await self.pause(engine, info, keeps_memory=time.keeps_memory)
         return await engine.get(info.id)
 
     async def wake(self, engine: Engine, info: Info, now: float) -> Info:
@@ -160,6 +163,21 @@ class PauseSchedule:
             except OSError as exc:
                 raise disk_error("store when a sandbox pauses", exc, StoreUnusable) from exc
         self._times, self._boots = times, boots
+
+
+async def _end_processes(engine: Engine, info: Info) -> bool:
+    """Return whether all processes in a sandbox have ended."""
+    request = ExecRequest(_END_ALL, timeout_seconds=min(_END_S, info.limits.max_exec_timeout_s))
+    try:
+        result = await engine.exec(info.id, request, line="end all processes")
+        reason = "timed_out"
+    except SandkastenError as exc:
+        result, reason = None, exc.code
+    if result is not None and not result.timed_out:
+        return True
+    fields = {"sandbox": info.id, "error": reason}
+    log.warning("e2b.memory_kept", extra={"sandkasten": fields})
+    return False
 
 
 @asynccontextmanager

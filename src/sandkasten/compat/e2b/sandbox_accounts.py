@@ -1,4 +1,4 @@
-"""As whom requests of E2B's SDKs act in a sandbox, and where its home is.
+"""The user and the home directory of requests that E2B's SDKs make.
 
 A hardened sandbox has one user, for whom all names stand. In profile dev, `root` is root and every
 other request acts as the ordinary user, who owns the workspace. The home is the workspace; where it
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.compat.e2b.sandbox_places import Spelling, real_path
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import Busy, CommandNotExecutable, CommandNotFound
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.files.sandbox_paths import sandbox_path
@@ -21,6 +21,7 @@ from sandkasten.model.sandbox.cell_spec import E2B_HOME, USER_ID, WORKSPACE
 if TYPE_CHECKING:
     from sandkasten.engine.engine import Engine
     from sandkasten.model.ids import SandboxId
+    from sandkasten.model.sandbox.sandbox_values import Info
 
 _USER: Final = f"{USER_ID}:{USER_ID}"
 # Prints the name of the user if the home is a mount; in profile dev the workspace becomes its own.
@@ -46,7 +47,10 @@ class SandboxAccount:
         return _USER if self.is_dev and requested != "root" else None
 
     def directory(self, cwd: str | None) -> str | None:
-        """Return where a command starts that wants to start in `cwd`; None: in the workspace."""
+        """Return the directory in which a command starts; `cwd` is the requested one.
+
+        None: the workspace.
+        """
         if not self.name:
             return real_path(cwd) if cwd else None
         wanted = cwd or E2B_HOME
@@ -74,20 +78,23 @@ class SandboxAccounts:
     async def of(self, engine: Engine, the_id: SandboxId) -> SandboxAccount:
         known = self._known.get(the_id)
         if known is None:
-            is_dev = (await engine.get(the_id)).profile == "dev"
-            known = SandboxAccount(is_dev, await _name(engine, the_id))
+            info = await engine.get(the_id)
+            known = SandboxAccount(info.profile == "dev", await _name(engine, info))
             self._known[the_id] = known
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
         return known
 
 
-async def _name(engine: Engine, the_id: SandboxId) -> str:
-    look = ExecRequest(("/bin/sh", "-c", _LOOK), timeout_seconds=_LOOK_S)
+async def _name(engine: Engine, info: Info) -> str:
+    timeout_s = min(_LOOK_S, info.limits.max_exec_timeout_s)
+    look = ExecRequest(("/bin/sh", "-c", _LOOK), timeout_seconds=timeout_s)
     try:
-        text = (await engine.exec(the_id, look)).stdout.decode("utf-8", "replace")
-    except SandkastenError:
+        result = await engine.exec(info.id, look, line="look at the account")
+    except (CommandNotFound, CommandNotExecutable):
         # An image without a shell has the directory that the engine gives it.
         return ""
-    name = text.partition("\n")[0]
+    if result.exit_code is None:
+        raise Busy("the sandbox did not answer in time", hint="try again")
+    name = result.stdout.decode("utf-8", "replace").partition("\n")[0]
     return name if _NAME.match(name) else ""

@@ -42,11 +42,11 @@ class Spelling:
 
 
 def check_user(name: str | None) -> None:
-    """Refuse a user that no sandbox has. `user` and `root` are the one user of the sandbox."""
+    """Refuse a user other than `user` and `root`."""
     if (name or "") not in _USERS:
         raise Unauthorized(
             f"invalid username: {(name or '')[:80]!r}",
-            hint="a sandbox has one user; leave it out, or use user or root",
+            hint="leave it out, or use user or root",
         )
 
 

@@ -42,11 +42,9 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.model.access.preview_links import SandboxPreviews
-from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.field_patterns import form
 from sandkasten.model.ids import sandbox_id
 from sandkasten.model.json_codec import iso
-from sandkasten.model.sandbox.cell_spec import USER_ID, WORKSPACE
 from sandkasten.model.sandbox.network_policy import default_network
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info, UpdateRequest
@@ -72,7 +70,6 @@ _ENDING: Final = frozenset({"destroying", "lost"})
 _CLIENT: Final = "sandkasten"
 _MIB: Final = 1024 * 1024
 _HOST: Final = form(r"[A-Za-z0-9._:${}\[\]-]{1,255}")
-_OWNER: Final = f"{USER_ID}:{USER_ID}"
 _SAMPLE_S: Final = 0.1
 # Clients ask for a range up to now, in whole seconds and by their own clock.
 _SLACK_S: Final = 60
@@ -157,9 +154,6 @@ class SandboxRoutes:
         info = await self._made(call, options, body, None)
         async with _kept_only_if_done(call, info):
             await fill(call, snapshot, info)
-            if options.profile == "dev":
-                # It was unpacked by root.
-                await call.engine.exec(info.id, ExecRequest(("chown", "-R", _OWNER, WORKSPACE)))
         return info
 
     async def _made(
@@ -324,7 +318,7 @@ class SandboxRoutes:
         most = call.engine.policy.lifetime_s
         await _update(call, the_id, lifetime_seconds=most, idle_timeout_seconds=most)
         try:
-            await self._pauses.pause(call.engine, info.id, keeps_memory=keeps_memory)
+            await self._pauses.pause(call.engine, info, keeps_memory=keeps_memory)
         except SandkastenError:
             # It still runs, and must end when it would have ended.
             before = {"lifetime_seconds": info.lifetime_s}

@@ -16,7 +16,7 @@ from sandkasten.errors import CommandNotFound, Conflict, FileNotFound, InvalidRe
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.exec_values import ExecRequest, ExecResult
 from sandkasten.model.field_patterns import form
-from sandkasten.model.sandbox.cell_spec import WORKSPACE
+from sandkasten.model.sandbox.cell_spec import USER_ID, WORKSPACE
 from sandkasten.model.sandbox.policy import public_limits
 
 if TYPE_CHECKING:
@@ -142,10 +142,28 @@ async def _all(call: Call) -> Sequence[Snapshot]:
 
 
 async def fill(call: Call, snapshot: Snapshot, info: Info) -> None:
-    """Unpack the files into the workspace of a new sandbox.
+    """Unpack the files into the workspace of a new sandbox, as files of its ordinary user."""
+    await _unpack(call, snapshot, info)
+    if info.profile != "dev":
+        return
+    # They were unpacked by root.
+    request = ExecRequest(
+        ("chown", "-Rh", f"{USER_ID}:{USER_ID}", WORKSPACE),
+        timeout_seconds=info.limits.max_exec_timeout_s,
+    )
+    result = await call.engine.exec(info.id, request, line="give the files to the user")
+    if result.exit_code != 0:
+        raise Conflict(
+            f"the files of snapshot {snapshot.id} could not be given to the user: {_told(result)}",
+            hint="try again; if the error stays, check chown in the image of the snapshot",
+        )
 
-    By the image's own `tar`, because the runner refuses links that lead out of the workspace, and
-    a virtual environment of Python has some. An image without it gets the files by the runner.
+
+async def _unpack(call: Call, snapshot: Snapshot, info: Info) -> None:
+    """Unpack by the image's own `tar`; an image without it gets the files by the runner.
+
+    The runner refuses links that lead out of the workspace, and a virtual environment of Python has
+    some.
     """
     async with store_of(call).read(call.principal.tenant, snapshot.key) as (_, pieces):
         request = ExecRequest(
@@ -154,7 +172,7 @@ async def fill(call: Call, snapshot: Snapshot, info: Info) -> None:
             keep_stdin_open=True,
         )
         try:
-            began = await call.engine.exec_start(info.id, request)
+            began = await call.engine.exec_start(info.id, request, line="unpack a snapshot")
         except CommandNotFound:
             await call.engine.files.tar_in(info.id, WORKSPACE, pieces)
             return
@@ -165,11 +183,14 @@ async def fill(call: Call, snapshot: Snapshot, info: Info) -> None:
             await call.engine.exec_stdin(info.id, began.exec_id, b"", close=True)
     async for item in call.engine.exec_output(info.id, began.exec_id, follow=True):
         if isinstance(item, ExecResult) and item.exit_code != 0:
-            told = item.stderr[:_MAX_TOLD].decode("utf-8", "replace").strip()
             raise Conflict(
-                f"the files of snapshot {snapshot.id} could not be unpacked: {told}",
+                f"the files of snapshot {snapshot.id} could not be unpacked: {_told(item)}",
                 hint="the workspace of the new sandbox may be too small; make a new snapshot",
             )
+
+
+def _told(result: ExecResult) -> str:
+    return result.stderr[:_MAX_TOLD].decode("utf-8", "replace").strip()
 
 
 async def remove(call: Call, snapshot: Snapshot) -> None:

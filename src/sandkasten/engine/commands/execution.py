@@ -125,14 +125,27 @@ class Execution:
         yield result
 
     async def start(
-        self, sandbox_id: str, request: ExecRequest, *, exec_id: str | None = None
+        self,
+        sandbox_id: str,
+        request: ExecRequest,
+        *,
+        exec_id: str | None = None,
+        line: str | None = None,
     ) -> ExecResult:
-        """Start a command in the background. It runs when this returns; fetch its result by id."""
+        """Start a command in the background. It runs when this returns; fetch its result by id.
+
+        `line`: what is recorded of a program of ours.
+        """
         with self._tracing.begin("sandbox.exec") as span:
-            return await self._start(sandbox_id, request, exec_id, span)
+            return await self._start(sandbox_id, request, exec_id, span, line)
 
     async def _start(
-        self, sandbox_id: str, request: ExecRequest, exec_id: str | None, span: Span
+        self,
+        sandbox_id: str,
+        request: ExecRequest,
+        exec_id: str | None,
+        span: Span,
+        line: str | None,
     ) -> ExecResult:
         handle, channel = await self._handles.connect(sandbox_id)
         command = await self._command(request, handle, channel, span, background=True)
@@ -143,10 +156,10 @@ class Execution:
         handle.remember(exec_id, ExecStart(handle.counters, command.timeout_s))
         fields = start_fields(exec_id, command, follow=False)
         shell = command.shell if command.argv is None else None
-        line = kernel_line(exec_id) or request.command
+        shown = kernel_line(exec_id) or line or request.command
         keyed = command.key is not None
         starting = self._trail.starting_keyed if keyed else self._trail.starting
-        with starting(handle.record, exec_id, line, shell):
+        with starting(handle.record, exec_id, shown, shell):
             reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
             check_same_command(exec_id, reply.exec_id)
         if shell is not None:
@@ -155,16 +168,16 @@ class Execution:
         # Else it was found by its key, and the request that started it recorded it.
         ours = reply.exec_id == exec_id
         if keyed and ours:
-            self._trail.exec_asked(handle.record, exec_id, line, shell)
+            self._trail.exec_asked(handle.record, exec_id, shown, shell)
         recording = None
         if ours and kernel_line(exec_id) is None:
-            recording = self._trail.recording(handle.record, exec_id, line)
+            recording = self._trail.recording(handle.record, exec_id, shown)
         if recording is not None:
             self._trail.background[exec_id] = recording
             if len(self._trail.background) > _MOST_RECORDED:
                 self._trail.background.pop(next(iter(self._trail.background))).close()
         # Also if it was found: the client of an earlier request may have left before it began.
-        row = self.history.began(handle.record, reply.exec_id, line, shell)
+        row = self.history.began(handle.record, reply.exec_id, shown, shell)
         if row is not None:
             self.history.follow(row)
         if command.stdin is not None:
