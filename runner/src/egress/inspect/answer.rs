@@ -1,8 +1,8 @@
 //! Answers of servers: read strictly, searched for secrets, and written anew.
 
-use super::body::{Body, Part};
+use super::body::Body;
 use super::frames::Frames;
-use super::{Inspection, Stage, PIECE};
+use super::{Inspection, Stage};
 use crate::head::{self, Framing};
 use std::time::Instant;
 
@@ -91,38 +91,37 @@ impl Inspection {
             };
         } else if status >= 200 {
             self.answer = Stage::Body(Body::new(framing));
+        } else {
+            self.answered = true;
         }
         Ok(true)
     }
 
     fn answer_body(&mut self, mut body: Body) -> Result<bool, String> {
-        match body.take(&mut self.server.input, PIECE) {
-            Ok(Part::Data(data)) => {
-                let shown = self.mask.pass(&data);
-                body.put(&shown, &mut self.client.output);
-                self.answer = Stage::Body(body);
-                Ok(true)
-            }
-            Ok(Part::More) if self.server.ended && !body.until_close() => {
-                Err("the server ended in the middle of an answer".to_owned())
-            }
-            Ok(Part::More) if !self.server.ended => {
-                self.answer = Stage::Body(body);
-                Ok(false)
-            }
-            Ok(_) => {
-                let rest = self.mask.rest();
-                body.put(&rest, &mut self.client.output);
-                body.put_end(&mut self.client.output);
-                if self.keep && matches!(self.request, Stage::Idle) {
-                    self.request = Stage::Head;
-                } else {
-                    self.end();
-                }
-                Ok(true)
-            }
-            Err(why) => Err(why.to_owned()),
+        let part = body.take(&mut self.server.input)?;
+        let cut_off = self.server.ended && !part.complete;
+        if cut_off && !body.until_close() {
+            return Err("the server ended in the middle of an answer".to_owned());
         }
+        let complete = part.complete || cut_off;
+        let any = complete || !part.data.is_empty();
+        self.answered |= any;
+        let mut shown = self.mask.pass(&part.data);
+        if complete {
+            shown.append(&mut self.mask.rest());
+        }
+        body.put(&shown, &mut self.client.output);
+        if !complete {
+            self.answer = Stage::Body(body);
+            return Ok(any);
+        }
+        body.put_end(&mut self.client.output);
+        if self.keep && matches!(self.request, Stage::Idle) {
+            self.request = Stage::Head;
+        } else {
+            self.end();
+        }
+        Ok(true)
     }
 
     fn answer_frames(&mut self, mut frames: Frames) -> Result<bool, String> {
@@ -133,7 +132,9 @@ impl Inspection {
             &mut self.client.output,
         )?;
         let any = self.server.input.len() < before;
-        if self.server.ended {
+        self.answered |= any;
+        // Without progress, what is left is the beginning of a frame.
+        if self.server.ended && !any {
             frames.release(&self.mask.rest(), &mut self.client.output);
             self.end();
         }
@@ -156,3 +157,7 @@ impl Inspection {
         true
     }
 }
+
+#[cfg(test)]
+#[path = "answer_tests.rs"]
+mod tests;

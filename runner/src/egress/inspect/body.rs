@@ -20,13 +20,11 @@ pub struct Body {
     stage: Stage,
 }
 
-/// The next part of a body.
+/// What was taken out of the input: payload, and whether the body is complete.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Part {
-    Data(Vec<u8>),
-    /// More input is needed.
-    More,
-    End,
+pub struct Part {
+    pub data: Vec<u8>,
+    pub complete: bool,
 }
 
 impl Body {
@@ -49,63 +47,58 @@ impl Body {
         self.framing == Framing::UntilClose
     }
 
-    /// Take the next part out of the input.
-    pub fn take(&mut self, input: &mut Vec<u8>, most: usize) -> Result<Part, &'static str> {
-        loop {
-            match self.stage {
-                Stage::End => return Ok(Part::End),
-                Stage::Data(left) => {
-                    let n = input
-                        .len()
-                        .min(most)
-                        .min(usize::try_from(left).unwrap_or(most));
-                    if n == 0 {
-                        return Ok(Part::More);
-                    }
-                    let data = input.drain(..n).collect();
-                    let left = match self.framing {
-                        Framing::UntilClose => left,
-                        _ => left - n as u64,
-                    };
-                    self.stage = match (left, self.framing) {
-                        (0, Framing::Chunked) => Stage::AfterData,
-                        (0, _) => Stage::End,
-                        _ => Stage::Data(left),
-                    };
-                    return Ok(Part::Data(data));
+    /// Take all of the body that has arrived out of the input.
+    pub fn take(&mut self, input: &mut Vec<u8>) -> Result<Part, &'static str> {
+        let (mut used, mut data) = (0, Vec::new());
+        while self.stage != Stage::End {
+            let rest = &input[used..];
+            if let Stage::Data(left) = self.stage {
+                let n = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                if n == 0 {
+                    break;
                 }
-                Stage::Size => {
-                    let line = match line(input, MOST_LINE)? {
-                        Some(line) => line,
-                        None => return Ok(Part::More),
-                    };
-                    let digits = line.split(|&b| b == b';').next().unwrap_or(b"");
-                    let text = std::str::from_utf8(digits).unwrap_or("").trim_end();
-                    let hex = text.bytes().all(|b| b.is_ascii_hexdigit());
-                    if text.is_empty() || text.len() > 15 || !hex {
-                        return Err("the size of a chunk is not valid");
-                    }
-                    self.stage = match u64::from_str_radix(text, 16) {
-                        Ok(0) => Stage::Trailers(0),
-                        Ok(n) => Stage::Data(n),
-                        Err(_) => return Err("the size of a chunk is not valid"),
-                    };
-                }
-                Stage::AfterData => match line(input, 0)? {
-                    Some(_) => self.stage = Stage::Size,
-                    None => return Ok(Part::More),
-                },
-                Stage::Trailers(seen) => match line(input, MOST_TRAILERS)? {
-                    // They are not passed on.
-                    Some(line) if line.is_empty() => self.stage = Stage::End,
-                    Some(line) if seen + line.len() <= MOST_TRAILERS => {
-                        self.stage = Stage::Trailers(seen + line.len() + 1);
-                    }
-                    Some(_) => return Err("the trailers are too long"),
-                    None => return Ok(Part::More),
-                },
+                data.extend_from_slice(&rest[..n]);
+                used += n;
+                let left = match self.framing {
+                    Framing::UntilClose => left,
+                    _ => left - n as u64,
+                };
+                self.stage = match (left, self.framing) {
+                    (0, Framing::Chunked) => Stage::AfterData,
+                    (0, _) => Stage::End,
+                    _ => Stage::Data(left),
+                };
+                continue;
             }
+            let most = match self.stage {
+                Stage::AfterData => 0,
+                Stage::Trailers(_) => MOST_TRAILERS,
+                _ => MOST_LINE,
+            };
+            let line = match line(rest, most)? {
+                Some(line) => line,
+                None => break,
+            };
+            used += line.len() + 2;
+            self.stage = match self.stage {
+                Stage::AfterData => Stage::Size,
+                // They are not passed on.
+                Stage::Trailers(_) if line.is_empty() => Stage::End,
+                Stage::Trailers(seen) if seen + line.len() <= MOST_TRAILERS => {
+                    Stage::Trailers(seen + line.len() + 1)
+                }
+                Stage::Trailers(_) => return Err("the trailers are too long"),
+                _ => match size_in(line)? {
+                    0 => Stage::Trailers(0),
+                    n => Stage::Data(n),
+                },
+            };
         }
+        input.drain(..used);
+        Ok(Part {
+            data,
+            complete: self.stage == Stage::End,
+        })
     }
 
     /// Write payload as this framing wants it.
@@ -129,20 +122,31 @@ impl Body {
     }
 }
 
-/// Take a line that ends with CR LF; its content has at most `most` bytes.
-fn line(input: &mut Vec<u8>, most: usize) -> Result<Option<Vec<u8>>, &'static str> {
+/// Return the size of a chunk that its first line states.
+fn size_in(line: &[u8]) -> Result<u64, &'static str> {
+    let wrong = "the size of a chunk is not valid";
+    let digits = line.split(|&b| b == b';').next().unwrap_or(b"");
+    let text = std::str::from_utf8(digits).unwrap_or("").trim_end();
+    let hex = text.bytes().all(|b| b.is_ascii_hexdigit());
+    if text.is_empty() || text.len() > 15 || !hex {
+        return Err(wrong);
+    }
+    u64::from_str_radix(text, 16).map_err(|_| wrong)
+}
+
+/// Return the line that bytes begin with, without its CR LF; None if it is not complete. It has at most
+/// `most` bytes.
+fn line(bytes: &[u8], most: usize) -> Result<Option<&[u8]>, &'static str> {
     let wrong = "a line of a chunked body is not valid";
-    match input.iter().position(|&b| b == b'\n') {
-        Some(at) if at > 0 && input[at - 1] == b'\r' && at - 1 <= most => {
-            let mut line: Vec<u8> = input.drain(..=at).collect();
-            line.truncate(at - 1);
-            if line.contains(&b'\r') {
-                return Err(wrong);
-            }
-            Ok(Some(line))
-        }
-        None if input.len() <= most + 1 => Ok(None),
-        _ => Err(wrong),
+    let end = bytes.iter().take(most + 2).position(|&b| b == b'\n');
+    let line = match end {
+        Some(end) => bytes[..end].strip_suffix(b"\r").ok_or(wrong)?,
+        None if bytes.len() <= most + 1 => return Ok(None),
+        None => return Err(wrong),
+    };
+    match line.contains(&b'\r') {
+        true => Err(wrong),
+        false => Ok(Some(line)),
     }
 }
 
@@ -155,11 +159,10 @@ mod tests {
         let (mut input, mut payload) = (Vec::new(), Vec::new());
         for piece in text.as_bytes().chunks(step) {
             input.extend_from_slice(piece);
-            while let Part::Data(data) = body.take(&mut input, 7)? {
-                payload.extend(data);
-            }
+            payload.extend(body.take(&mut input)?.data);
         }
-        assert_eq!(body.take(&mut input, 7)?, Part::End);
+        let rest = body.take(&mut input)?;
+        assert_eq!((rest.data.len(), rest.complete), (0, true));
         Ok((payload, input))
     }
 

@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 
 /// Heads and control frames that may wait for the payload before them.
 const MOST_WAITING: usize = 1024;
+/// Frames that are taken at a time.
+const MOST_TAKEN: usize = 1024;
 
 #[derive(Default)]
 pub struct Frames {
@@ -24,22 +26,24 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Take what is complete out of the input, and append what can be shown to the output.
+    /// Take what is complete out of the input, and append what can be shown to the output. The payload is
+    /// searched once, however many frames it is in.
     pub fn take(
         &mut self,
         input: &mut Vec<u8>,
         mask: &mut Mask,
         output: &mut Vec<u8>,
     ) -> Result<(), &'static str> {
-        let mut used = 0;
-        while used < input.len() {
+        let (mut used, mut taken, mut payload) = (0, 0, Vec::new());
+        // Up to here the payload is released, because its message is complete or too much waits for it.
+        let mut due = self.released;
+        while used < input.len() && taken < MOST_TAKEN {
             if self.left > 0 {
                 let most = usize::try_from(self.left).unwrap_or(usize::MAX);
                 let end = input.len().min(used.saturating_add(most));
                 self.left -= (end - used) as u64;
                 self.arrived += (end - used) as u64;
-                let shown = mask.pass(&input[used..end]);
-                self.release(&shown, output);
+                payload.extend_from_slice(&input[used..end]);
                 used = end;
             } else {
                 let head = match FrameHead::parse(&input[used..]) {
@@ -65,16 +69,23 @@ impl Frames {
                     self.last = head.is_last();
                 }
                 used += bytes;
-                self.release(&[], output);
-                if self.others.len() > MOST_WAITING || head.kind() == CLOSE {
-                    self.release(&mask.rest(), output);
+                taken += 1;
+                if head.kind() == CLOSE {
+                    due = self.arrived;
                 }
             }
             if self.left == 0 && self.last {
-                self.release(&mask.rest(), output);
+                due = self.arrived;
             }
         }
         input.drain(..used);
+        let shown = mask.pass(&payload);
+        self.release(&shown, output);
+        if self.others.len() > MOST_WAITING {
+            due = self.others.back().map_or(due, |(at, _)| due.max(*at));
+        }
+        let shown = mask.release(due.saturating_sub(self.released));
+        self.release(&shown, output);
         Ok(())
     }
 

@@ -52,6 +52,9 @@ pub struct Mask {
     /// The same with values hidden, and how many of them were released.
     shown: Vec<u8>,
     released: usize,
+    /// How often the text was searched.
+    #[cfg(test)]
+    pub passes: usize,
 }
 
 impl Mask {
@@ -77,19 +80,24 @@ impl Mask {
 
     /// Hide values in something that is complete.
     pub fn whole(&self, text: &mut [u8]) {
-        for (start, end) in self.found(text) {
+        for (start, end) in self.places(text) {
             hide(&mut text[start..end]);
         }
     }
 
     /// Take the next bytes of a stream and return what can be shown.
     pub fn pass(&mut self, data: &[u8]) -> Vec<u8> {
-        if self.values.is_empty() {
+        // What is held back was searched when it came.
+        if self.values.is_empty() || data.is_empty() {
             return data.to_vec();
+        }
+        #[cfg(test)]
+        {
+            self.passes += 1;
         }
         self.text.extend_from_slice(data);
         self.shown.extend_from_slice(data);
-        for (start, end) in self.found(&self.text) {
+        for (start, end) in self.places(&self.text) {
             hide(&mut self.shown[start..end]);
         }
         let past = self.shown.len().saturating_sub(self.hold);
@@ -103,22 +111,29 @@ impl Mask {
 
     /// Return what was held back: the stream has ended, or has paused for long.
     pub fn rest(&mut self) -> Vec<u8> {
-        let out = self.shown[self.released..].to_vec();
-        self.released = self.shown.len();
+        self.release(u64::MAX)
+    }
+
+    /// Return so many bytes of what was held back, or all if that is less.
+    pub fn release(&mut self, most: u64) -> Vec<u8> {
+        let held = self.shown.len() - self.released;
+        let end = self.released + held.min(usize::try_from(most).unwrap_or(usize::MAX));
+        let out = self.shown[self.released..end].to_vec();
+        self.released = end;
         out
     }
 
     /// Return where values are in a text.
-    fn found(&self, text: &[u8]) -> Vec<(usize, usize)> {
-        let mut found = Vec::new();
+    fn places(&self, text: &[u8]) -> Vec<(usize, usize)> {
+        let mut places = Vec::new();
         if self.values.is_empty() || text.len() < self.shortest {
-            return found;
+            return places;
         }
         for value in &self.values {
             let length = value.exact.bytes.len();
-            each(text, &value.exact, |at| found.push((at, at + length)));
+            each(text, &value.exact, |at| places.push((at, at + length)));
         }
-        self.in_hex(text, &mut found);
+        self.in_hex(text, &mut places);
         let plain = Plain::of(text);
         for value in &self.values {
             if let Some(needle) = &value.plain {
@@ -131,12 +146,12 @@ impl Mask {
                     while value.open.1 && end < text.len() && is_left_out(text[end]) {
                         end += 1;
                     }
-                    found.push((start, end));
+                    places.push((start, end));
                 });
             }
         }
-        self.in_base64(text, &plain, &mut found);
-        found
+        self.in_base64(text, &plain, &mut places);
+        places
     }
 
     /// Look for values in hexadecimal digits.
@@ -159,9 +174,11 @@ impl Mask {
         let least = (8 * self.shortest + 5) / 6;
         let is_digit = |byte: u8| digit(byte) != NO_DIGIT || b"\r\n".contains(&byte);
         for run in runs(&plain.bytes, least, is_digit) {
-            let places = || plain.without_line_ends(run.clone());
+            let in_run = || plain.without_line_ends(run.clone());
             let mut digits = Vec::with_capacity(run.len());
-            digits.extend(places().map(|(_, byte)| digit(byte)));
+            digits.extend(in_run().map(|(_, byte)| digit(byte)));
+            // Where each digit is; made once, because a value may be there very often.
+            let mut places = Vec::new();
             for value in &self.values {
                 let bytes = &value.exact.bytes;
                 for (needle, before) in &value.base64 {
@@ -174,9 +191,11 @@ impl Mask {
                         let mut read = (0..bytes.len()).map(|n| eight_bits(&digits, start + 8 * n));
                         if bytes.iter().all(|&byte| read.next() == Some(byte)) {
                             let last = (start + 8 * bytes.len() - 1) / 6;
-                            let place = |digit| places().nth(digit).map_or(0, |(at, _)| at);
-                            let start = plain.start(place(start / 6));
-                            found.push((start, plain.end(place(last), text)));
+                            if places.is_empty() {
+                                places.extend(in_run().map(|(at, _)| at));
+                            }
+                            let start = plain.start(places[start / 6]);
+                            found.push((start, plain.end(places[last], text)));
                         }
                     });
                 }

@@ -86,6 +86,16 @@ fn a_guess_must_be_complete_to_the_bit() {
 }
 
 #[test]
+fn a_value_is_hidden_in_base64_however_often_it_is_there() {
+    let text = crate::base64::encode(VALUE.repeat(4_000).as_bytes());
+    let mut hidden = text.clone().into_bytes();
+    mask().whole(&mut hidden);
+    // The last digit has bits that belong to no byte.
+    let digits = text.trim_end_matches('=').len();
+    assert!(hidden[..digits].iter().all(|&byte| byte == MASK));
+}
+
+#[test]
 fn lines_of_a_head_stay() {
     let text = crate::base64::encode(VALUE.as_bytes());
     let mut head = format!("X: {}\r\n{}\r\n\r\n", &text[..20], &text[20..]).into_bytes();

@@ -22,13 +22,12 @@ pub use side::Side;
 
 use crate::head::{self, Framing, Head};
 use crate::rules::Rules;
-use body::{Body, Part};
+use body::Body;
 use frames::Frames;
 use mask::Mask;
 use std::os::unix::io::RawFd;
 use std::time::{Duration, Instant};
 
-const PIECE: usize = 32 << 10;
 /// Bodies up to this size are searched for placeholders.
 const MOST_BODY: usize = 1 << 20;
 const ROUNDS: usize = 64;
@@ -79,6 +78,9 @@ pub struct Inspection {
     upgrade: bool,
     keep: bool,
     ending: bool,
+    /// Whether a part of an answer has passed in this turn. The work for one is bounded: its text is
+    /// searched once. Other connections take their turn before the next one.
+    answered: bool,
     /// Whether secrets are for this host, so that what it sends is searched for them.
     searched: bool,
     mask: Mask,
@@ -116,6 +118,7 @@ impl Inspection {
             upgrade: false,
             keep: true,
             ending: false,
+            answered: false,
             searched: false,
             mask: Mask::default(),
             heard: Instant::now(),
@@ -170,6 +173,7 @@ impl Inspection {
     ) -> Result<Moved, String> {
         self.client.begin_turn();
         self.server.begin_turn();
+        self.answered = false;
         for _ in 0..ROUNDS {
             let mut any = self.client.receive(inside)?;
             if !self.ending {
@@ -197,6 +201,9 @@ impl Inspection {
                 if self.client.finished() && self.client.ended {
                     return Ok(Moved::Done);
                 }
+            }
+            if self.answered {
+                return Ok(Moved::Busy);
             }
             if !any && !self.show_after_pause() {
                 let busy = self.client.used_turn() || self.server.used_turn();
@@ -248,7 +255,10 @@ impl Inspection {
             return Err("the client names another host".to_owned());
         }
         let mut any = false;
-        while !self.ending && (self.advance_request(rules, inspector) || self.advance_answer()?) {
+        while !self.ending
+            && !self.answered
+            && (self.advance_request(rules, inspector) || self.advance_answer()?)
+        {
             any = true;
         }
         Ok(any)
@@ -260,22 +270,15 @@ impl Inspection {
         }
         match std::mem::replace(&mut self.request, Stage::Idle) {
             Stage::Head => self.request_head(rules, inspector),
-            Stage::Body(mut body) => match body.take(&mut self.client.input, PIECE) {
-                Ok(Part::Data(data)) => {
-                    body.put(&data, &mut self.server.output);
-                    self.request = Stage::Body(body);
-                    true
-                }
-                Ok(Part::End) => {
-                    body.put_end(&mut self.server.output);
-                    true
-                }
-                Ok(Part::More) => {
-                    self.request = Stage::Body(body);
-                    self.client.ended && {
-                        self.end();
-                        true
+            Stage::Body(mut body) => match body.take(&mut self.client.input) {
+                Ok(part) => {
+                    body.put(&part.data, &mut self.server.output);
+                    if part.complete {
+                        body.put_end(&mut self.server.output);
+                    } else {
+                        self.request = Stage::Body(body);
                     }
+                    part.complete || self.more_came(!part.data.is_empty())
                 }
                 Err(why) => {
                     self.bad_request(why);
@@ -436,32 +439,31 @@ impl Inspection {
         mut head: Box<Head>,
         mut held: Vec<u8>,
     ) -> bool {
-        match body.take(&mut self.client.input, PIECE) {
-            Ok(Part::Data(data)) => {
-                held.extend_from_slice(&data);
+        let before = held.len();
+        match body.take(&mut self.client.input) {
+            Ok(mut part) => {
+                held.append(&mut part.data);
                 if held.len() > MOST_BODY {
                     self.server.output.extend_from_slice(&head.to_bytes());
                     body.put(&held, &mut self.server.output);
                     self.request = Stage::Body(body);
-                } else {
+                    return true;
+                }
+                if !part.complete {
+                    let any = self.more_came(held.len() > before);
                     self.request = Stage::Collecting(body, head, held);
+                    return any;
                 }
-                true
-            }
-            Ok(Part::More) => {
-                self.request = Stage::Collecting(body, head, held);
-                self.client.ended && {
-                    self.end();
-                    true
-                }
-            }
-            Ok(Part::End) => {
                 let kind = head.only("content-type").unwrap_or(b"").to_vec();
-                let filled = inspector.fill(&self.name, self.port, &kind, held);
-                head.remove("transfer-encoding");
-                head.set("Content-Length", filled.len().to_string().as_bytes());
-                self.server.output.extend_from_slice(&head.to_bytes());
-                self.server.output.extend_from_slice(&filled);
+                match inspector.fill(&self.name, self.port, &kind, held) {
+                    Some(filled) => {
+                        head.remove("transfer-encoding");
+                        head.set("Content-Length", filled.len().to_string().as_bytes());
+                        self.server.output.extend_from_slice(&head.to_bytes());
+                        self.server.output.extend_from_slice(&filled);
+                    }
+                    None => self.bad_request("its body has placeholders of secrets too often"),
+                }
                 true
             }
             Err(why) => {
@@ -469,5 +471,13 @@ impl Inspection {
                 true
             }
         }
+    }
+
+    /// Whether the request went on. If it cannot, because the client has ended, so does the connection.
+    fn more_came(&mut self, any: bool) -> bool {
+        if !any && self.client.ended {
+            self.end();
+        }
+        any || self.ending
     }
 }

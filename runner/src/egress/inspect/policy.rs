@@ -103,10 +103,11 @@ impl Inspector {
         self.secrets_for(name, port).any(Secret::in_body)
     }
 
-    pub fn fill(&self, name: &str, port: u16, kind: &[u8], body: Vec<u8>) -> Vec<u8> {
+    /// Put values into a body; None if it would be too long.
+    pub fn fill(&self, name: &str, port: u16, kind: &[u8], body: Vec<u8>) -> Option<Vec<u8>> {
         self.secrets_for(name, port)
             .filter(|s| s.in_body())
-            .fold(body, |body, s| s.insert_into_body(kind, body))
+            .try_fold(body, |body, s| s.insert_into_body(kind, &body))
     }
 
     /// Return the secret whose placeholder is in a head.

@@ -5,6 +5,9 @@ use crate::head::Head;
 use crate::rules::{Destination, Rule};
 use serde_json::Value;
 
+/// A body may become as long as this by the values in it.
+const MOST_FILLED: usize = 4 << 20;
+
 /// Where a value goes.
 enum Place {
     /// A header that is always set; the value is between the two strings.
@@ -92,8 +95,9 @@ impl Secret {
         format!("{}?{}", path, pairs.join("&"))
     }
 
-    /// Put the value in place of the placeholder in a whole body, in the form of its type.
-    pub fn insert_into_body(&self, kind: &[u8], body: Vec<u8>) -> Vec<u8> {
+    /// Put the value in place of the placeholder in a whole body, in the form of its type. None if the
+    /// body would be too long.
+    pub fn insert_into_body(&self, kind: &[u8], body: &[u8]) -> Option<Vec<u8>> {
         let kind = String::from_utf8_lossy(kind).to_ascii_lowercase();
         let value = if kind.contains("x-www-form-urlencoded") {
             percent(&self.value)
@@ -181,16 +185,19 @@ fn json_escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"")
 }
 
-fn replaced(text: Vec<u8>, what: &[u8], with: &[u8]) -> Vec<u8> {
+fn replaced(text: &[u8], what: &[u8], with: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len());
-    let mut rest = &text[..];
+    let mut rest = text;
     while let Some(at) = find(rest, what) {
         out.extend_from_slice(&rest[..at]);
         out.extend_from_slice(with);
         rest = &rest[at + what.len()..];
+        if out.len() > MOST_FILLED {
+            return None;
+        }
     }
     out.extend_from_slice(rest);
-    out
+    Some(out)
 }
 
 pub fn find(text: &[u8], what: &[u8]) -> Option<usize> {
@@ -235,14 +242,22 @@ mod tests {
     #[test]
     fn a_body_gets_the_value_in_the_form_of_its_type() {
         let one = secret(json!({}));
-        let body = b"<sandkasten_T_00>".to_vec();
-        let made = |kind: &str| one.insert_into_body(kind.as_bytes(), body.clone());
+        let body = b"<sandkasten_T_00>";
+        let made = |kind: &str| one.insert_into_body(kind.as_bytes(), body).unwrap();
         assert_eq!(made("application/json"), b"<s3cr=t\\\"value>");
         assert_eq!(
             made("application/x-www-form-urlencoded"),
             b"<s3cr%3Dt%22value>"
         );
         assert_eq!(made("text/plain"), b"<s3cr=t\"value>");
+    }
+
+    #[test]
+    fn a_body_does_not_grow_without_bound() {
+        let long = secret(json!({"value": "v".repeat(8192)}));
+        let filled = |times| long.insert_into_body(b"", "sandkasten_T_00".repeat(times).as_bytes());
+        assert_eq!(filled(100).map(|body| body.len()), Some(100 * 8192));
+        assert_eq!(filled(10_000), None);
     }
 
     #[test]

@@ -1,0 +1,143 @@
+use super::super::{certificates, Inspection, Inspector, Moved};
+use crate::rules::Rules;
+use ring::rand::SystemRandom;
+use ring::signature::{EcdsaKeyPair, ECDSA_P256_SHA256_ASN1_SIGNING};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::os::unix::io::AsRawFd;
+use std::os::unix::net::UnixStream;
+
+const VALUE: &str = "0123456789abcdef";
+const GET: &str = "GET / HTTP/1.1\r\nHost: a.test\r\n\r\n";
+const CHUNKED: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+const WEBSOCKET: &str = "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\n\
+                         Upgrade: websocket\r\n\r\n";
+const SWITCHED: &str = "HTTP/1.1 101 Switching Protocols\r\n\r\n";
+
+/// What one turn did: how often the mask read its text, which requests were read, and what was shown.
+struct Turn {
+    passes: usize,
+    requests: usize,
+    shown: String,
+}
+
+fn inspector() -> Inspector {
+    let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new());
+    let base64 = crate::base64::encode;
+    Inspector::parse(&json!({
+        "certificate": base64(&certificates::named("x", 1, 64)),
+        "key": base64(key.unwrap().as_ref()),
+        "roots": "",
+        "all": true,
+        "except": [],
+        "secrets": [{
+            "name": "T", "placeholder": "sandkasten_T_00", "value": VALUE,
+            "hosts": [{"host": "a.test", "port": null, "text": "a.test"}],
+        }],
+    }))
+    .unwrap()
+}
+
+/// Return the end of the egress, and that of its peer.
+fn pair() -> (UnixStream, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    (ours, theirs)
+}
+
+fn read(peer: &mut UnixStream) -> String {
+    let mut text = Vec::new();
+    let _would_block = peer.read_to_end(&mut text);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Return the turns in which the answers to requests pass that a client has sent at once.
+fn turns(requests: &str, answers: &[u8]) -> Vec<Turn> {
+    let (inside, mut client) = pair();
+    let (outside, mut server) = pair();
+    let (mut inspector, mut turns) = (inspector(), Vec::new());
+    let rules = Rules::parse(&json!({"full": true})).unwrap();
+    let mut inspection = Inspection::new(&mut inspector, "a.test", 80, false).unwrap();
+    client.write_all(requests.as_bytes()).unwrap();
+    server.write_all(answers).unwrap();
+    let sockets = (inside.as_raw_fd(), outside.as_raw_fd());
+    let mut moved = Moved::Busy;
+    while moved == Moved::Busy {
+        let before = inspection.mask.passes;
+        moved = inspection.step(&rules, &inspector, sockets).unwrap();
+        turns.push(Turn {
+            // A request has a new mask.
+            passes: inspection.mask.passes.saturating_sub(before),
+            requests: inspection.events.drain(..).count(),
+            shown: read(&mut client),
+        });
+        read(&mut server);
+    }
+    turns
+}
+
+fn shown(turns: &[Turn]) -> String {
+    turns.iter().map(|turn| &turn.shown[..]).collect()
+}
+
+#[test]
+fn small_chunks_are_searched_together() {
+    let chunks = "1\r\nx\r\n".repeat(10_000);
+    let value: String = VALUE.chars().map(|c| format!("1\r\n{c}\r\n")).collect();
+    let turns = turns(
+        GET,
+        [CHUNKED, &chunks, &value, "0\r\n\r\n"].concat().as_bytes(),
+    );
+    assert!(turns.iter().all(|turn| turn.passes <= 1));
+    assert!(turns.len() < 10, "{}", turns.len());
+    let shown = shown(&turns);
+    assert_eq!(shown.matches('x').count(), 10_000);
+    assert_eq!(shown.matches('*').count(), VALUE.len());
+    assert!(shown.ends_with("\r\n0\r\n\r\n"));
+}
+
+#[test]
+fn small_frames_are_searched_together() {
+    // Parts of a message, whole messages, and with a control frame after each.
+    for frame in [
+        &b"\x00\x01x"[..],
+        b"\x82\x01x",
+        b"\x00\x01x\x89\x00",
+        b"\x89\x00",
+    ] {
+        let frames = [SWITCHED.as_bytes(), &frame.repeat(10_000)].concat();
+        let turns = turns(WEBSOCKET, &frames);
+        assert!(turns.iter().all(|turn| turn.passes <= 1), "{:?}", frame);
+        assert!(turns.len() < 50, "{:?} {}", frame, turns.len());
+    }
+}
+
+#[test]
+fn what_waits_of_frames_is_released_with_their_message() {
+    let value: String = VALUE.chars().map(|c| format!("\0\u{1}{}", c)).collect();
+    // The end of a message after its last byte, and the beginning of another one.
+    let frames = [SWITCHED, &value[..], "\0\u{1}-"].concat().into_bytes();
+    let frames = [&frames[..], b"\x80\x00", b"\x01\x0201"].concat();
+    let shown = shown(&turns(WEBSOCKET, &frames));
+    assert_eq!(shown.matches('*').count(), VALUE.len());
+    assert!(shown.ends_with("-\u{fffd}\0\u{1}\u{2}"), "{:?}", shown);
+}
+
+#[test]
+fn small_answers_pass_one_in_a_turn() {
+    let requests = GET.repeat(100);
+    for answer in [
+        "HTTP/1.1 204 \r\n\r\n",
+        "HTTP/1.1 200 \r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.1 200 \r\nContent-Length: 1\r\n\r\nx",
+        "HTTP/1.1 100 \r\n\r\n",
+    ] {
+        let turns = turns(&requests, answer.repeat(100).as_bytes());
+        let heads = |turn: &Turn| turn.shown.matches("HTTP/1.1").count();
+        assert!(turns.iter().all(|turn| turn.passes <= 1), "{answer:?}");
+        assert!(turns.iter().all(|turn| turn.requests <= 1), "{answer:?}");
+        assert!(turns.iter().all(|turn| heads(turn) <= 1), "{answer:?}");
+        assert_eq!(turns.iter().map(heads).sum::<usize>(), 100, "{answer:?}");
+    }
+}
