@@ -120,7 +120,7 @@ impl Egress {
             Ok(Moved::Done) => self.close(id, &connection, trouble.as_deref()),
             Ok(moved) => {
                 if moved == Moved::Busy {
-                    self.busy.push_back(id);
+                    self.go_on(id);
                 } else if (held.0 || held.1) && !self.throttled.contains(&id) {
                     self.throttled.push_back(id);
                 }

@@ -40,6 +40,8 @@ const TICK: Duration = Duration::from_millis(250);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often connections that wait for bandwidth get a share of it.
 const REFILL: Duration = Duration::from_millis(20);
+/// How long connections may take turns before events are looked for.
+const TURNS: Duration = Duration::from_millis(50);
 /// How long records may wait while there is other work.
 const FLUSH_EVERY: Duration = Duration::from_millis(5);
 
@@ -214,9 +216,7 @@ impl Egress {
                     }
                 }
             }
-            for id in std::mem::take(&mut self.busy) {
-                self.event(id);
-            }
+            self.take_turns(Instant::now() + TURNS);
             self.refill();
             self.check_deadlines();
         }
@@ -293,6 +293,26 @@ impl Egress {
         }
     }
 
+    /// Let a connection take another turn soon.
+    fn go_on(&mut self, id: u64) {
+        if !self.busy.contains(&id) {
+            self.busy.push_back(id);
+        }
+    }
+
+    /// Let connections that have more to move take a turn each, and stop after one that ends too late: an
+    /// event may be a command, or the end of the sandbox.
+    fn take_turns(&mut self, until: Instant) {
+        for _ in 0..self.busy.len() {
+            if let Some(id) = self.busy.pop_front() {
+                self.event(id);
+            }
+            if Instant::now() >= until {
+                return;
+            }
+        }
+    }
+
     fn check_deadlines(&mut self) {
         let now = Instant::now();
         if now.duration_since(self.looked) < LOOK_EVERY {
@@ -300,6 +320,7 @@ impl Egress {
         }
         self.looked = now;
         self.holding = false;
+        let mut paused = Vec::new();
         for (id, item) in &self.items {
             let due = match item {
                 Item::Connection(c) => match &c.state {
@@ -310,9 +331,10 @@ impl Egress {
             };
             self.holding |= due.is_some();
             if due.map_or(false, |due| due <= now) {
-                self.busy.push_back(*id);
+                paused.push(*id);
             }
         }
+        paused.into_iter().for_each(|id| self.go_on(id));
         let idle = self.config.limits.idle;
         let late: Vec<u64> = self
             .items

@@ -63,7 +63,7 @@ impl Egress {
         }
         let any = |test: fn(&Flow) -> bool| test(&sent) || test(&received);
         if any(|flow| matches!(flow, Flow::Busy)) {
-            self.busy.push_back(id);
+            self.go_on(id);
         } else if any(|flow| matches!(flow, Flow::Throttled)) && !self.throttled.contains(&id) {
             self.throttled.push_back(id);
         }

@@ -123,6 +123,19 @@ fn a_connection_that_cannot_wait_for_its_name_ends() {
 }
 
 #[test]
+fn events_come_between_the_turns_of_busy_connections() {
+    let mut egress = egress(json!({"full": true}), &[]);
+    for id in [8, 9, 10, 9] {
+        egress.go_on(id);
+    }
+    egress.take_turns(Instant::now());
+    assert_eq!(egress.busy, [9, 10]);
+    egress.go_on(8);
+    egress.take_turns(Instant::now() + Duration::from_secs(3600));
+    assert!(egress.busy.is_empty());
+}
+
+#[test]
 fn small_pieces_pass_at_once_in_both_directions() {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
