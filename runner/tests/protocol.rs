@@ -290,7 +290,15 @@ fn lease_ends_the_runner_when_it_is_idle_or_its_lifetime_is_over() {
     let mut client = runner.connect();
     client.exec(json!({"argv": ["sh", "-c", UNTIL_GO], "follow": false}));
     client.call("lease", json!({"idle_ms": 100})).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(250));
+    let mut uptime = || {
+        let stats = client.call("stats", json!({"observe": true})).unwrap();
+        stats["uptime_ms"].as_u64().unwrap()
+    };
+    let begun = uptime();
+    eventually(|| match uptime() - begun {
+        passed if passed > 250 => Ok(()),
+        passed => Err(passed),
+    });
     runner.assert_alive();
     runner.go();
     let status = eventually(|| runner.child.try_wait().unwrap().ok_or("still alive"));
@@ -342,7 +350,15 @@ fn terminal_is_activity_from_its_first_input_on() {
     );
     client.send(DATA, shell, b"#\n");
     client.call("lease", json!({"idle_ms": 100})).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(250));
+    let mut uptime = || {
+        let stats = client.call("stats", json!({"observe": true})).unwrap();
+        stats["uptime_ms"].as_u64().unwrap()
+    };
+    let begun = uptime();
+    eventually(|| match uptime() - begun {
+        passed if passed > 250 => Ok(()),
+        passed => Err(passed),
+    });
     runner.assert_alive();
 }
 

@@ -40,7 +40,7 @@ pub struct Start {
     pub grace_ms: u64,
     pub caps: [usize; SOURCES],
     pub follow: bool,
-    /// It is no activity, until it gets input.
+    /// It does not count as activity until it gets input.
     pub observe: bool,
     /// Start the program now for a later command; see `held`.
     pub hold: bool,
