@@ -124,9 +124,9 @@ async def test_a_repeated_layer_is_sent_once(store, import_sketch):
     image = await import_sketch(layers=[same, layer({"y": b"2"}), same])
     archive = await packed(store, image)
     entry, config, _ = opened(archive)
-    assert entry["Layers"][0] == entry["Layers"][2]
-    assert len(config["rootfs"]["diff_ids"]) == 4
-    assert names_in(archive).count(entry["Layers"][0]) == 1
+    # The upper one hides the lower one, which is left out; the last is our skeleton.
+    assert len(config["rootfs"]["diff_ids"]) == len(set(entry["Layers"])) == 3
+    assert [names_in(archive).count(name) for name in entry["Layers"]] == [1, 1, 1]
 
 
 async def test_two_layers_with_equal_content_are_sent_once(store, import_sketch):
