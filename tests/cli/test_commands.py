@@ -281,9 +281,9 @@ async def test_the_own_ctrl_c_is_not_explained(box, state, capfd):
 
 def test_a_limit_that_is_not_enforced_is_told_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert sandbox_lifecycle._is_news("memory is not enforced")
-    assert not sandbox_lifecycle._is_news("memory is not enforced")
-    assert sandbox_lifecycle._is_news("cpu is not enforced")
+    assert sandbox_lifecycle._first_since_boot("memory is not enforced")
+    assert not sandbox_lifecycle._first_since_boot("memory is not enforced")
+    assert sandbox_lifecycle._first_since_boot("cpu is not enforced")
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nothing")
-    assert sandbox_lifecycle._is_news("cpu is not enforced")
-    assert sandbox_lifecycle._is_news("cpu is not enforced")
+    assert sandbox_lifecycle._first_since_boot("cpu is not enforced")
+    assert sandbox_lifecycle._first_since_boot("cpu is not enforced")

@@ -149,7 +149,7 @@ CALLERS: dict[str, tuple[str, ...]] = {
     "network_totals._asked network_counts": ("read", "pause", "destroy"),
     "network_totals.ended_unattended final_counts": ("destroy from elsewhere",),
     "network_audit._copy network_records": ("destroy",),
-    "exec_endings.refused_network network_records": ("exec",),
+    "exec_endings.refused_between network_records": ("exec",),
     "exec_endings._created_with_network network_counts": ("close",),
     # A pooled sandbox is new; a claim that fails makes another one (tests/engine).
     "spare_claims.apply_request change_network": (),
