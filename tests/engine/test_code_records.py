@@ -8,16 +8,19 @@ import asyncio
 import hashlib
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
+from sandkasten.engine import session_journal
 from sandkasten.engine.audit_trail import CODE_CHARS
 from sandkasten.engine.code import code_record
 from sandkasten.engine.commands import exec_past
 from sandkasten.errors import CommandNotFound, ContextNotFound, KernelFailed, SandkastenError
-from sandkasten.model.audit_records import AuditFilter
+from sandkasten.model.audit_records import AuditFilter, AuditRow
 from sandkasten.model.commands.code_values import CodeRequest, ContextRequest
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten.model.ids import SandboxId
 from sandkasten.model.journal_rows import CODE_BYTES, RecordingRules
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports.spans import caller_key
@@ -313,9 +316,74 @@ async def test_a_command_that_could_not_start_is_not_in_the_history_of_the_audit
         one.outcome for one in await audit.read(AuditFilter(kind="exec")) if "end" in one.action
     ]
     assert ends == ["COMMAND_NOT_FOUND", "completed"]
-    rows = await exec_past.audited(audit, box, 0.0, 100)
+    record = await world.store.get(SandboxId(box))
+    assert record is not None
+    rows = await exec_past.audited(audit, record, 100)
     assert [(one.command, one.status) for one in rows] == [("true", "completed")]
     await world.engine.aclose()
+
+
+@pytest.mark.parametrize("by", ["recovery", "watch"])
+async def test_an_adopted_sandbox_keeps_the_commands_and_code_of_the_audit_log(tmp_path, by):
+    """They ran without a journal. The daemon has a journal that does not have the sandbox."""
+    world = World()
+    audit = AuditDirectory(tmp_path / "audit")
+    before = world.engine
+    before.trail.log = audit
+    box = (await before.create(CreateRequest())).id
+    other = (await before.create(CreateRequest())).id
+    await before.exec(other, ExecRequest(("true",)))
+    await before.exec(box, ExecRequest(("sh", "-c", "echo one; exit 3")))
+    await before.code.run(box, CodeRequest("a = 1\na"))
+    await before.code.run(box, CodeRequest("1 / 0"))
+    foreign = AuditRow(0, world.clock.now(), "another", None, "exec.end", "exe_1", "completed")
+    foreign = replace(foreign, detail={"command": "x"}, kind="exec", session_id=box)
+    audit.record(foreign)
+    audit.record(replace(foreign, target="exe_2", tenant="default", outcome="COMMAND_NOT_FOUND"))
+    known = await before.execs(box)
+    assert [one.command for one in known if one.kind == "cell"] == ["a = 1\na", "1 / 0"]
+    await before.aclose()
+
+    world.journal = MemoryJournal()
+    after = world.another()
+    after.trail.log = AuditDirectory(tmp_path / "audit")
+    # Without recovery: the daemon ran already when another process made the sandbox.
+    await (after.recover() if by == "recovery" else after._watch.round())
+    entries = await after.execs(box)
+    assert [_shown(one) for one in entries] == [_shown(one) for one in known]
+    # The sandbox has ended, and the journal alone remembers.
+    await after.destroy(box)
+    rows = {row.command: row for row in await world.journal.execs(box)}
+    assert not {"x", "true"} & rows.keys()
+    row = rows["sh -c 'echo one; exit 3'"]
+    assert (row.status, row.exit_code, row.stdout_bytes) == ("completed", 3, 4)
+    assert row.cpu_ms is not None
+    assert rows["1 / 0"].error_name == "ZeroDivisionError"
+    await after.aclose()
+    for the_id in await world.backend.real.owned():
+        await world.backend.real.discard(the_id)
+
+
+def _shown(entry):
+    return entry.exec_id, entry.kind, entry.command, entry.status, entry.error_name
+
+
+async def test_at_most_the_newest_commands_of_a_sandbox_are_adopted(tmp_path, monkeypatch):
+    world = World()
+    audit = AuditDirectory(tmp_path / "audit")
+    world.engine.trail.log = audit
+    box = (await world.engine.create(CreateRequest())).id
+    for number in range(5):
+        await world.engine.exec(box, ExecRequest(("echo", str(number))))
+    await world.engine.aclose()
+    monkeypatch.setattr(session_journal, "MOST_LISTED", 3)
+    world.journal = MemoryJournal()
+    after = world.another()
+    after.trail.log = AuditDirectory(tmp_path / "audit")
+    await after.recover()
+    rows = [row.command for row in reversed(await world.journal.execs(box)) if row.command]
+    assert rows == ["echo 2", "echo 3", "echo 4"]
+    await after.aclose()
     for the_id in await world.backend.real.owned():
         await world.backend.real.discard(the_id)
 

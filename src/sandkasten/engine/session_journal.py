@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.audit_trail import AuditTrail
+from sandkasten.engine.commands.exec_past import MOST_LISTED, audited
 from sandkasten.errors import SandkastenError, SessionExpired
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import unscoped
@@ -70,11 +71,20 @@ class SessionJournal:
             raise
 
     async def adopt(self, record: Record) -> bool:
-        """Record a session that another process began; return whether it was new here."""
+        """Record a session that another process began; return whether it was new here.
+
+        That process had no journal: what it ran is in the audit log, from which the journal gets
+        the newest commands and code.
+        """
         if self.journal is None:
             return False
         row = await self.journal.session(record.id)
         if row is None:
+            if self.trail.log is not None:
+                for past in await audited(self.trail.log, record, MOST_LISTED):
+                    self.journal.note_exec(past)
+                # First these: a session that has a row is not adopted again.
+                await self.journal.flush()
             await self._begin(row_of(record))
         elif row.ended_at is None and self._open is not None:
             self._open.add(record.id)

@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING
 
 from sandkasten.engine.activity import activity
 from sandkasten.engine.commands.exec_endings import emit_finished, explain_end
-from sandkasten.engine.commands.exec_past import audited, kernel_row, merged, with_lost_cells
+from sandkasten.engine.commands.exec_past import (
+    MOST_LISTED,
+    audited,
+    kernel_row,
+    merged,
+    with_lost_cells,
+)
 from sandkasten.engine.commands.exec_results import result_of
 from sandkasten.engine.handles import Handles, is_paused
 from sandkasten.errors import (
@@ -51,7 +57,6 @@ _AGAIN_S = 0.5
 _AGAIN_LATER_S = 8.0
 # A database that does not answer delays code by this much, and does not keep it from running.
 _WRITE_S = 1.0
-_MOST_LISTED = 1000
 _MOST_REMEMBERED = 1024
 
 
@@ -114,8 +119,7 @@ class ExecHistory:
         rows = []
         if self.trail.log is not None:
             handle = await self._handles.get(session_id)
-            since = handle.record.created_at
-            rows = await audited(self.trail.log, session_id, since, limit)
+            rows = await audited(self.trail.log, handle.record, limit)
         running = self._running.get(session_id, {})
         contexts = [one.exec_id for one in results if one.status == "running"]
         audited_rows = {row.id: row for row in with_lost_cells(rows, running, contexts)}
@@ -206,7 +210,7 @@ class ExecHistory:
         """
         if self._journal is None:
             return 0
-        rows = await self._journal.execs(record.id, limit=_MOST_LISTED)
+        rows = await self._journal.execs(record.id, limit=MOST_LISTED)
         noted = {row.id: row for row in rows if row.kind != "cell"}
         handle, channel = await self._handles.connect(record.id)
         replies = decode_execs(await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S))

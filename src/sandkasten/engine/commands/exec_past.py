@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sandkasten.model.audit_records import AuditRow
+    from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.ports import AuditLog
 
+MOST_LISTED: Final = 1000
+"""Maximum number of entries of a session that are read at once."""
+_STATUSES: Final = frozenset(get_args(ExecStatus))
 _RESULT: Final = tuple(one.name for one in fields(ExecResult))
 
 
@@ -117,21 +121,23 @@ def _why(row: ExecRow) -> Why | None:
     return None if row.why is None else Why(row.why)  # type: ignore[arg-type]
 
 
-async def audited(log: AuditLog, session_id: str, since: float, most: int) -> list[ExecRow]:
-    """Return the newest commands and code of a session as the audit log has them, with what it
-    does not know left out.
+async def audited(log: AuditLog, record: Record, most: int) -> list[ExecRow]:
+    """Return the newest commands and code of a session and its tenant as the audit log has them,
+    with what it does not know left out. As in the journal, what could not be run is not among them.
     """
     wanted = AuditFilter(
-        kind="exec", session_id=session_id, since=since, limit=2 * most, newest=True
+        tenant=record.tenant,
+        kind="exec",
+        session_id=record.id,
+        since=record.created_at,
+        limit=2 * most,
+        newest=True,
     )
     rows: dict[str, ExecRow] = {}
-    for record in await log.read(wanted):
-        if record.action.endswith(".end") and record.outcome not in get_args(ExecStatus):
-            # It could not start, so it is no command of the session; the outcome is the error.
-            rows.pop(record.target, None)
-            continue
-        rows[record.target] = _audited(record, rows.get(record.target))
-    return [*rows.values()][-most:]
+    for one in await log.read(wanted):
+        rows[one.target] = _audited(one, rows.get(one.target))
+    # The outcome of what could not be run is the code of an error.
+    return [one for one in rows.values() if one.status in _STATUSES][-most:]
 
 
 def _audited(record: AuditRow, known: ExecRow | None) -> ExecRow:
@@ -151,17 +157,27 @@ def _audited(record: AuditRow, known: ExecRow | None) -> ExecRow:
         command_bytes=int(detail["code_bytes"]) if "code_bytes" in detail else None,
         command_sha256=detail.get("code_sha256"),
         key_id=record.key_id,
+        shell=detail.get("shell"),
     )
     if ended:
         row = replace(
             row,
             status=cast("ExecStatus", record.outcome),
+            exit_code=_whole(detail.get("exit_code")),
+            signal=_whole(detail.get("signal")),
+            why=detail.get("why"),
             duration_ms=duration_ms,
+            cpu_ms=spent.get("cpu_ms"),
+            peak_memory_bytes=spent.get("peak_memory_bytes"),
             stdout_bytes=spent.get("stdout_bytes", 0),
             stderr_bytes=spent.get("stderr_bytes", 0),
             error_name=detail.get("error"),
         )
     return kernel_row(row)
+
+
+def _whole(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 def with_lost_cells(
