@@ -184,7 +184,7 @@ async def test_another_engine_finds_the_context_with_its_variables(place, real_e
         await another.aclose()
 
 
-async def test_what_the_network_refused_while_code_ran_is_in_its_entry(real_daemon):
+async def test_what_the_network_refused_while_code_ran_is_in_its_answer_and_entry(real_daemon):
     box = await real_daemon.session(network={"allow": ["allowed.test:443"]})
     code = (
         "import socket\n"
@@ -192,8 +192,15 @@ async def test_what_the_network_refused_while_code_ran_is_in_its_entry(real_daem
         "except OSError: pass"
     )
     body = {"code": code, "timeout_seconds": 60}
-    assert (await real_daemon.ask("POST", f"/v1/sessions/{box}/code", body)).status == 200
-    newest = (await real_daemon.ask("GET", f"/v1/sessions/{box}/execs")).json[0]
+    answer = (await real_daemon.ask("POST", f"/v1/sessions/{box}/code", body)).json
+    assert answer["status"] == "ok"
+    assert [(one["host"], one["port"]) for one in answer["network"]["refused"]] == [
+        ("refused.test", 443)
+    ]
+    quiet = {"code": "1", "timeout_seconds": 60}
+    another = (await real_daemon.ask("POST", f"/v1/sessions/{box}/code", quiet)).json
+    assert another["network"] is None
+    _, newest = (await real_daemon.ask("GET", f"/v1/sessions/{box}/execs")).json[:2]
     assert (newest["kind"], newest["command"], newest["status"]) == ("cell", code, "completed")
     assert [one["host"] for one in newest["network"]["refused"]] == ["refused.test"]
     await real_daemon.ask("DELETE", f"/v1/sessions/{box}")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.cli.code_prompt import unfinished
+from sandkasten.cli.commands.code import explain
+from sandkasten.model.commands.code_values import CodeResult
+from sandkasten.model.commands.exec_values import ExecNetwork
+from sandkasten.model.sandbox.network_policy import Refusal
 
 pytestmark = pytest.mark.promise("P80")
 
@@ -40,6 +44,16 @@ def test_a_sandbox_that_does_not_exist_is_named(cli):
     done = cli("code", "sbx_0123456789abcdef", "-c", "1")
     assert done.status == 125
     assert "hint: " in done.err
+
+
+def test_what_the_network_refused_is_named_as_for_a_command(capfd):
+    refused = Refusal("b.org", 443, "default", "the creator of the sandbox can allow it")
+    network = ExecNetwork((refused,))
+    explain(CodeResult("ctx_python_0123456789abcdef", "python", network=network))
+    assert capfd.readouterr().err.splitlines() == [
+        "warning: the network refused b.org:443: no rule allows it",
+        "hint: the creator of the sandbox can allow it",
+    ]
 
 
 def test_datascience_is_built_by_its_name_unless_it_is_a_directory(cli, tmp_path, monkeypatch):

@@ -140,6 +140,8 @@ export interface CodeResult {
   /** The kernel was replaced; its variables are gone. */
   kernelRestarted: boolean;
   durationMs: number;
+  /** What the network refused while it ran; null when nothing was. */
+  network?: ExecNetwork | null;
 }
 
 export interface CodeBody {
@@ -1767,7 +1769,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   AuditVerification: { flaw: "AuditFlawInfo" },
   BackendLine: { features: "FeaturesLine", unenforced: "UnenforcedLimit" },
   BackendList: { backends: "BackendLine" },
-  CodeResult: { error: "CodeError", results: "CodeDisplay" },
+  CodeResult: { error: "CodeError", network: "ExecNetwork", results: "CodeDisplay" },
   CreateBody: { limits: "CreateBodyLimits", network: "CreateBodyNetwork" },
   Doctor: { backends: "BackendLine", requirements: "RequirementLine", tiers: "TierLine", unenforced: "UnenforcedLimit" },
   Entries: { entries: "FileEntry" },

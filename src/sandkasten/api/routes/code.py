@@ -15,7 +15,7 @@ from sandkasten.api.request.body_models import body_of, given
 from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.sse import begun, event
 from sandkasten.api.route import EVENTS, JSON, Answer, Route
-from sandkasten.api.routes.exec_schemas import Ok
+from sandkasten.api.routes.exec_schemas import ExecNetworkAnswer, Ok
 from sandkasten.api.routes.stats import BUSY
 from sandkasten.errors import (
     ContextNotFound,
@@ -96,6 +96,9 @@ class CodeAnswer(Answer):
     truncated: bool
     kernel_restarted: bool = Field(description="The kernel was replaced; its variables are gone.")
     duration_ms: int
+    network: ExecNetworkAnswer | None = Field(
+        None, description="What the network refused while it ran; null when nothing was."
+    )
 
 
 class ContextAnswer(Answer):

@@ -212,7 +212,7 @@ class _Session:
                 task.cancel()
             await asyncio.gather(*interrupts, return_exceptions=True)
         if not quiet:
-            _explain(result)
+            explain(result)
         return result
 
     async def _interrupt(self, box: AsyncSandbox) -> None:
@@ -269,8 +269,9 @@ class _Session:
         )
 
 
-def _explain(result: CodeResult) -> None:
-    from sandkasten.cli.output import tell, write_chunk
+def explain(result: CodeResult) -> None:
+    """Print what neither the output nor the exit status shows."""
+    from sandkasten.cli.output import tell, tell_refused, write_chunk
 
     if result.error is not None:
         shown = result.error.traceback or f"{result.error.name}: {result.error.value}"
@@ -281,3 +282,5 @@ def _explain(result: CodeResult) -> None:
         tell("warning", "the kernel was replaced, and its variables are lost")
     if result.truncated:
         tell("warning", "output or results over a limit were left out")
+    if result.network is not None:
+        tell_refused(result.network.refused, result.network.suggested)

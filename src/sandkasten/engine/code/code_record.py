@@ -123,6 +123,7 @@ class CodeRecord:
         return take
 
     async def ended(self, result: CodeResult) -> CodeResult:
+        """Return the result with what the network refused."""
         self._result = result
         if result.error is not None:
             name = result.error.name[:_NAME_CHARS]
@@ -135,7 +136,7 @@ class CodeRecord:
             network = None
         self._row = replace(self._row, network=network)
         self._end_with(result)
-        return result
+        return replace(result, network=network)
 
     def _end_with(self, result: CodeResult) -> None:
         name = None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from sandkasten.errors import ContextNotFound, InvalidRequest, PayloadTooLarge
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.commands.exec_values import DIRECTORY, MAX_SECONDS
+from sandkasten.model.commands.exec_values import DIRECTORY, MAX_SECONDS, ExecNetwork
 from sandkasten.model.environment import checked_environment, text_bytes
 from sandkasten.model.field_patterns import form, shown_form
 from sandkasten.model.files.sandbox_paths import working_directory
@@ -173,6 +173,8 @@ class CodeResult:
     kernel_restarted: bool = False
     """The kernel was replaced, and its variables are lost."""
     duration_ms: int = 0
+    network: ExecNetwork | None = None
+    """What the network refused while it ran, or a dry run let pass; None when nothing was."""
 
 
 def checked_language(given: str) -> str:
