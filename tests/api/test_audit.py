@@ -64,6 +64,31 @@ async def test_refused_keys_are_audited_sparingly_and_without_the_key(daemon):
     assert "guessed" not in str(rows)
 
 
+@pytest.mark.parametrize(
+    ("shown", "recorded"),
+    [
+        ({}, 0),
+        ({"Cookie": "another=1"}, 0),
+        ({"Authorization": "Bearer sk-guessed"}, 1),
+        ({"Authorization": "Basic dTpw"}, 1),
+        ({"X-API-Key": "e2b_guessed"}, 1),
+        ({"X-Sandkasten-Login": "proof of a login that has ended"}, 1),
+    ],
+)
+async def test_a_request_that_shows_no_key_is_refused_and_not_audited(daemon, shown, recorded):
+    await new_key(daemon)
+    for method, path in (("GET", "/v1/login"), ("GET", "/v1/sessions"), ("GET", "/v1/missing")):
+        assert (await daemon.ask(method, path, headers=shown)).status == 401
+    assert len(await audited(daemon, "?action=auth.refuse")) == 3 * recorded
+
+
+async def test_a_wrong_key_of_a_login_is_audited(daemon):
+    own = {"Origin": str(daemon.url)}
+    for body, status in (({}, 422), ({"api_key": "sk-guessed"}, 401)):
+        assert (await daemon.ask("POST", "/v1/login", body, headers=own)).status == status
+    assert len(await audited(daemon, "?action=auth.refuse")) == 1
+
+
 async def test_a_missing_scope_is_audited_with_the_key(daemon):
     headers = await new_key(daemon, tenant="acme", scopes=["metrics"])
     assert (await daemon.ask("POST", "/v1/sessions", {}, headers=headers)).status == 403

@@ -14,6 +14,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.api.dashboard.browser_logins import PROOF_HEADER
 from sandkasten.errors import PolicyDenied, SandkastenError, Unauthorized
 from sandkasten.model.access.tenancy import Principal
 from sandkasten.model.audit_records import AuditRow
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
+    from sandkasten.api.dashboard.browser_logins import Credentials
     from sandkasten.api.request.http_call import Call
     from sandkasten.api.route import Route
     from sandkasten.api.server_context import Server
@@ -43,6 +45,7 @@ _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "update", "DELETE":
 _OWN_VERBS: Final = {("session", "delete"): "destroy", ("key", "delete"): "revoke"}
 # Where the answer to a create names what was made. Never `key`: that may be a secret.
 _NAMED: Final = ("id", "sandboxID", "file_key", "name", "workspace_id")
+_KEY_HEADERS: Final = frozenset({"authorization", "x-api-key", PROOF_HEADER})
 _MAX_TARGET: Final = 512
 _MAX_ANSWER: Final = 1 << 16
 # Rows in a minute for one kind of refusal; the next one says how many were left out.
@@ -118,6 +121,8 @@ class Auditor:
         principal = scope.get("sandkasten.principal", _NOBODY)
         kind, detail = "change", {}
         if isinstance(error, Unauthorized):
+            if _shows_no_key(scope):
+                return
             kind, action, target = "key", "auth.refuse", _address(scope)
         else:
             route: Route | None = scope.get("sandkasten.route")
@@ -197,6 +202,17 @@ class Auditor:
                     }
                 },
             )
+
+
+def _shows_no_key(scope: MutableMapping[str, Any]) -> bool:
+    """Return whether a request without a principal came without anything that could be one, as the
+    first request of a login page does.
+    """
+    credentials: Credentials | None = scope.get("sandkasten.credentials")
+    if credentials is None or "sandkasten.principal" in scope:
+        # A ticket, or what a route for requests without a principal has checked.
+        return False
+    return _KEY_HEADERS.isdisjoint(credentials.headers)
 
 
 def _action(scope: MutableMapping[str, Any], route: Route) -> str | None:
