@@ -26,6 +26,15 @@ export async function inspect(page, name) {
         () => document.documentElement.clientWidth - document.documentElement.scrollWidth,
       );
       check(spare >= 0, `${name} is wider than its ${size} by ${-spare} pixels`);
+      const cut = await page
+        .locator(".table tbody tr:not(.space)")
+        .evaluateAll((rows) =>
+          rows.filter((row) => {
+            const end = row.getBoundingClientRect().bottom;
+            return [...row.cells].some((cell) => cell.getBoundingClientRect().bottom > end + 1);
+          }).map((row) => row.textContent),
+        );
+      check(cut.length === 0, `${name}: rows are cut on the ${size}: ${cut.join(" | ")}`);
       const dark = colorScheme === "dark";
       if (size === "desk" || !dark) {
         await picture(page, `${name}${size === "phone" ? "-phone" : dark ? "-dark" : ""}`);

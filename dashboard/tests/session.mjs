@@ -62,6 +62,8 @@ await onStage(async (page, context) => {
   await until("the end of the shell", async () =>
     (await ask("GET", `/v1/sessions/${id}/execs`)).every(({ status }) => status !== "running"),
   );
+  await page.locator("tbody .badge", { hasText: /^closed$/ }).waitFor();
+  check((await page.locator("tbody .badge.bad").count()) === 0, "a closed shell looks like a failure");
 
   // ---- titles keep their places when another one is the current one
   const places = () =>
@@ -161,15 +163,22 @@ await onStage(async (page, context) => {
     cmd: "python3 -c 'b=b\"x\"*200_000_000; import time; time.sleep(600)' >/dev/null 2>&1 &",
   });
   await until("memory to rise", async () => megabytes(await memory.textContent()) > before + 150);
+  const { pids_limit: most } = await ask("GET", `/v1/sessions/${id}/stats`);
+  const processes = page.locator("figure", { hasText: "Processes" });
+  await processes.getByText(`top: ${most}`, { exact: true }).waitFor();
   await page.waitForTimeout(8000);
   await accessible(page, "resources");
   await picture(page, "resources");
 
   // ---- network
   await ask("POST", `/v1/sessions/${id}/exec`, {
-    cmd: ["curl", "-s", "-m", "5", "http://refused.example/"],
+    cmd: "curl -s -m 5 http://refused.example/; curl -s -m 5 http://169.254.169.254/",
   });
   await tab(page, "Network");
+  const metadata = page.locator("tr", { hasText: "169.254.169.254:80" });
+  await metadata.getByText("operator: network.reachable").waitFor();
+  await metadata.getByText("address that is not public").waitFor();
+  check((await metadata.getByRole("button").count()) === 0, "a button that cannot open it");
   await page.getByRole("button", { name: "Allow refused.example:80" }).first().waitFor();
   await accessible(page, "network");
   await picture(page, "network");
@@ -228,6 +237,7 @@ await onStage(async (page, context) => {
   const cards = page.locator(".replay article");
   // The shell without input, then the one that was used.
   await page.keyboard.press("ArrowRight");
+  await cards.nth(0).getByText(/^closed, \d/).waitFor();
   await page.keyboard.press("ArrowRight");
   await until("the terminal", async () => (await screen(page)).includes("left-here-still"));
   await page.keyboard.press("ArrowRight");
@@ -274,8 +284,28 @@ await onStage(async (page, context) => {
   await page.setViewportSize({ width: 390, height: 844 });
   await accessible(page, "phone");
   await picture(page, "phone");
+  for (const name of ["commands", "code", "replay"]) {
+    await page.goto("about:blank");
+    await page.goto(`${url}/#/sessions/${id}/${name}`);
+    const seen = await until(`the tab ${name}`, () =>
+      page.locator(".tabs [aria-current]").evaluate((link) => {
+        const [mine, all] = [link, link.parentElement].map((one) => one.getBoundingClientRect());
+        return mine.left >= all.left && mine.right <= all.right && link.href;
+      }),
+    );
+    check(seen.endsWith(name), seen);
+  }
   await page.setViewportSize({ width: 1280, height: 800 });
   await page.emulateMedia({ colorScheme: "light" });
+
+  // ---- a session without a network says so at once
+  const closed = await ask("POST", "/v1/sessions", { network: "none" });
+  await page.goto(`${url}/#/sessions/${closed.id}/network`);
+  await page.getByText("This session was created without a network").waitFor();
+  check((await page.locator("main input").count()) === 0, "an input that can only fail");
+  await accessible(page, "no network");
+  await ask("DELETE", `/v1/sessions/${closed.id}`);
+  await page.goto(`${url}/#/sessions/${id}`);
 
   // ---- a second tab has the login; a killed session is gone
   const second = await context.newPage();

@@ -1,7 +1,7 @@
 /** One session: what it is, and a tab for everything that can be done with it. */
 
 import type { ComponentType, VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { NotFound, type Session, type SessionInfo } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import { Confirm } from "../components/dialog.js";
@@ -61,6 +61,13 @@ export function SessionPage({ id, place }: { id: string; place: Place }): VNode 
   const past = ended || place.parts[2] === REPLAY.name;
   const tab = past ? undefined : (TABS.find(({ name }) => name === place.parts[2]) ?? TABS[0]);
   const info = ended ? undefined : found.value?.known;
+  const shown = (tab ?? REPLAY).name;
+  const tabs = useRef<HTMLElement>(null);
+  // On a phone the tabs are wider than the screen.
+  useEffect(() => {
+    const current = tabs.current?.querySelector("[aria-current]");
+    current?.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [id, shown]);
   return (
     <section class="session">
       <div class="heading">
@@ -88,13 +95,13 @@ export function SessionPage({ id, place }: { id: string; place: Place }): VNode 
         </p>
       )}
       {info !== undefined && <About info={info} />}
-      <nav class="tabs" aria-label="Parts of the session">
+      <nav class="tabs" aria-label="Parts of the session" ref={tabs}>
         {[...(ended ? [] : TABS), REPLAY].map(({ name, title }) => (
           <a
             key={name}
             href={address(["sessions", id, name])}
             data-title={title}
-            {...(name === (tab ?? REPLAY).name ? { "aria-current": "page" as const } : {})}
+            {...(name === shown ? { "aria-current": "page" as const } : {})}
           >
             {title}
           </a>

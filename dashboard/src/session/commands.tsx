@@ -13,7 +13,7 @@ import { When } from "../components/when.js";
 import type { TabProps } from "../pages/session.js";
 import { address, go } from "../router.js";
 import { Code } from "./code_text.js";
-import { isCommand, type PastRow, recordedText, resultOf, titleOf } from "./past_row.js";
+import { isCommand, type PastRow, peakMemory, recordedText, resultOf, titleOf, wasClosed } from "./past_row.js";
 
 // The history has only the code of a reason.
 const MEANINGS: Record<string, string> = {
@@ -59,7 +59,7 @@ export default function CommandsTab({ session, place }: TabProps): VNode {
     },
     {
       title: "Peak memory",
-      cell: ({ usage }) => bytes(usage.peakMemoryBytes),
+      cell: (row) => bytes(peakMemory(row)),
       sort: ({ usage }) => usage.peakMemoryBytes,
       numeric: true,
       wide: true,
@@ -169,12 +169,13 @@ function Details({ session, row }: { session: Session; row: PastRow }): VNode {
         <Fact name="Time" value={duration(row.durationMs)} />
         <Fact name="Started" value={<When unix={row.startedAt} />} />
         <Fact name="CPU" value={duration(row.usage.cpuMs)} />
-        <Fact name="Peak memory" value={bytes(row.usage.peakMemoryBytes)} />
+        <Fact name="Peak memory" value={bytes(peakMemory(row))} />
         <Fact name="Read" value={bytes(row.usage.ioReadBytes)} />
         <Fact name="Written" value={bytes(row.usage.ioWriteBytes)} />
         <Fact name="Directory" value={row.cwd ?? "–"} />
       </dl>
-      {row.why !== null && (
+      {wasClosed(row) && <p class="hint">Its terminal was closed.</p>}
+      {row.why !== null && !wasClosed(row) && (
         <p class="why">
           Ended by <strong>{row.why.code}</strong>.{" "}
           {row.why.message || MEANINGS[row.why.code]} {row.why.hint}

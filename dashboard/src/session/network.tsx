@@ -2,7 +2,7 @@
 
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
-import type { NetworkAttempt, Session, UpdateBody } from "sandkasten";
+import type { NetworkAttempt, NetworkStatus, Session, UpdateBody } from "sandkasten";
 import { Badge } from "../components/badge.js";
 import { type Column, DataTable } from "../components/data_table.js";
 import { Failure } from "../components/failure.js";
@@ -10,6 +10,9 @@ import { usePolled } from "../components/polled.js";
 import { bytes } from "../components/units.js";
 import { When } from "../components/when.js";
 import type { TabProps } from "../pages/session.js";
+import { address } from "../router.js";
+
+const NOT_PUBLIC = "address that is not public";
 
 /** All attempts to reach one port of one host. */
 interface Target {
@@ -57,6 +60,7 @@ export default function NetworkTab({ session, info, refresh }: TabProps): VNode 
   const status = usePolled((signal) => session.network({ signal }), 2000, session.id);
   const [error, setError] = useState<unknown>();
   const rules = typeof info.network === "string" ? [] : strings(info.network["allow"]);
+  const { suggested = [], notPublic = [] } = status.value ?? {};
   const allow = async (rule: string): Promise<void> => {
     try {
       await session.update({ network: await withRule(session, rule) });
@@ -67,17 +71,26 @@ export default function NetworkTab({ session, info, refresh }: TabProps): VNode 
     refresh();
     status.refresh();
   };
+  const failures = [log.error, status.error, error].map(
+    (one) => one !== undefined && <Failure key={String(one)} error={one} />,
+  );
+  if (info.network === "none" && !(status.value !== undefined && counted(status.value))) {
+    return (
+      <>
+        {failures}
+        {status.value === undefined ? <div aria-busy="true" /> : <WithoutNetwork />}
+      </>
+    );
+  }
   return (
     <>
-      {[log.error, status.error, error].map(
-        (one) => one !== undefined && <Failure key={String(one)} error={one} />,
-      )}
+      {failures}
       <div class="card">
         <h2>Allowed</h2>
         <p class="chips">
           {typeof info.network === "string"
             ? info.network === "none"
-              ? "No network at all. Allow a host to open one."
+              ? "Nothing: its network is closed. Allow a host to open it again."
               : "Everything that is public."
             : rules.length === 0
               ? "Nothing."
@@ -87,29 +100,60 @@ export default function NetworkTab({ session, info, refresh }: TabProps): VNode 
                   </span>
                 ))}
         </p>
-        <AllowForm allow={allow} />
+        {info.network !== "full" && <AllowForm allow={allow} />}
       </div>
       <DataTable
         caption="Hosts"
-        rows={grouped(log.value ?? [])}
+        rows={grouped(log.value ?? [], notPublic)}
         columns={COLUMNS}
         keyOf={({ rule }) => rule}
         actions={({ rule, refused }) =>
-          refused > 0 &&
-          !rules.includes(rule) && (
-            <button type="button" aria-label={`Allow ${rule}`} onClick={() => allow(rule)}>
-              Allow
-            </button>
+          refused === 0 ? undefined : notPublic.includes(rule) ? (
+            <span class="muted">
+              operator<span class="wide">: network.reachable</span>
+            </span>
+          ) : (
+            suggested.includes(rule) &&
+            !rules.includes(rule) && (
+              <button type="button" aria-label={`Allow ${rule}`} onClick={() => allow(rule)}>
+                Allow
+              </button>
+            )
           )
         }
         empty={log.value === undefined ? "Loading" : "It has not tried to reach anything."}
       />
+      {notPublic.length > 0 && (
+        <p class="hint">
+          Only the operator of the daemon opens an {NOT_PUBLIC}: setting{" "}
+          <code>network.reachable</code>.
+        </p>
+      )}
     </>
   );
 }
 
+function WithoutNetwork(): VNode {
+  return (
+    <div class="card">
+      <h2>No network</h2>
+      <p>This session was created without a network, and cannot get one later.</p>
+      <p class="hint">
+        Create another one with a network: <strong>New session</strong> with allowed hosts in the
+        list of <a href={address(["sessions"])}>sessions</a>, or{" "}
+        <code>sandkasten create --allow HOST</code>. Its rules can be changed later.
+      </p>
+    </div>
+  );
+}
+
+/** Whether it has had a network: one that was closed counts what it refused, and what it did before. */
+function counted({ opened, refused, failed }: NetworkStatus): boolean {
+  return opened + refused + failed > 0;
+}
+
 /** Return the hosts that it tried to reach: refused ones first, then the last used one. */
-function grouped(log: readonly NetworkAttempt[]): Target[] {
+function grouped(log: readonly NetworkAttempt[], notPublic: readonly string[]): Target[] {
   const targets = new Map<string, Target & { connections: Set<number> }>();
   for (const attempt of log) {
     const rule = ruleOf(attempt);
@@ -133,11 +177,15 @@ function grouped(log: readonly NetworkAttempt[]): Target[] {
     target.bytesIn += attempt.bytesIn ?? 0;
     target.bytesOut += attempt.bytesOut ?? 0;
     target.lastUnix = attempt.atUnix;
-    target.because = attempt.reason ?? (attempt.rule === "default" ? "no rule allows it" : attempt.rule);
+    target.because = becauseOf(attempt, notPublic.includes(rule));
   }
   return [...targets.values()].sort(
     (a, b) => Number(b.refused > 0) - Number(a.refused > 0) || b.lastUnix - a.lastUnix,
   );
+}
+
+function becauseOf({ reason, rule }: NetworkAttempt, notPublic: boolean): string {
+  return reason ?? (rule !== "default" ? rule : notPublic ? NOT_PUBLIC : "no rule allows it");
 }
 
 function AllowForm({ allow }: { allow: (rule: string) => Promise<void> }): VNode {
@@ -170,8 +218,10 @@ async function withRule(session: Session, rule: string): Promise<NonNullable<Upd
   return { ...network, allow: allow.includes(rule) ? allow : [...allow, rule] };
 }
 
-function ruleOf({ host, address, port }: NetworkAttempt): string {
-  return `${host ?? address ?? ""}:${port}`;
+/** Return the rule that allows exactly this host and port, as the daemon writes it. */
+function ruleOf({ host, address: ip, port }: NetworkAttempt): string {
+  const to = host ?? ip ?? "";
+  return to.includes(":") ? `[${to}]:${port}` : `${to}:${port}`;
 }
 
 function strings(value: unknown): string[] {

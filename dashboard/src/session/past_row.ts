@@ -4,6 +4,8 @@ import type { ExecPast } from "sandkasten";
 import { daemon } from "../daemon.js";
 import { parsedRecording } from "./replay_output.js";
 
+const SIGHUP = 1;
+
 export type PastRow = ExecPast & {
   /** `command`, `cell` or `kernel`; undefined from an older daemon. */
   kind?: string;
@@ -27,6 +29,17 @@ export function titleOf(row: PastRow): string {
   return others.length > 0 ? `${first} …` : first;
 }
 
+/** Whether it is a shell alone whose terminal was closed: nothing failed, and nothing was cut off. */
+export function wasClosed(row: PastRow): boolean {
+  const shell = /^(?:\/\S*\/)?(?:ba|da|a|z|k|fi)?sh$/.test(row.command ?? "");
+  return isCommand(row) && shell && row.shell === null && row.status === "killed" && row.signal === SIGHUP;
+}
+
+/** Return the peak of its memory; null if it is not known, which an old row has as 0. */
+export function peakMemory({ usage }: PastRow): number | null {
+  return usage.peakMemoryBytes || null;
+}
+
 /** Return how it ended, for a badge: an exit status that is not 0 is a failure. */
 export function resultOf(row: PastRow): { state: string; kind?: "bad" } {
   const { status, exitCode, signal, errorName } = row;
@@ -34,7 +47,7 @@ export function resultOf(row: PastRow): { state: string; kind?: "bad" } {
     return { state: errorName, kind: "bad" };
   }
   if (status !== "completed") {
-    return { state: status };
+    return { state: wasClosed(row) ? "closed" : status };
   }
   if (signal !== null) {
     return { state: `signal ${signal}`, kind: "bad" };

@@ -11,7 +11,7 @@ import { daemon } from "../daemon.js";
 import type { PastProps } from "../pages/session.js";
 import { Code } from "./code_text.js";
 import { ending } from "./commands.js";
-import { isCommand, type PastRow, resultOf, titleOf } from "./past_row.js";
+import { isCommand, type PastRow, resultOf, titleOf, wasClosed } from "./past_row.js";
 import { type PastOutput, pastOutput } from "./replay_output.js";
 import { Player } from "./replay_player.js";
 import { ReplayScreen, screenText } from "./replay_screen.js";
@@ -243,7 +243,7 @@ function Card({ command, load, pieces, newest }: CardProps): VNode {
       <p class={pieces === undefined && resultOf(command).kind === "bad" ? "bad-end end" : "muted end"}>
         {pieces !== undefined
           ? "…"
-          : `${endOf(command)}, ${duration(command.durationMs)}${command.why === null ? "" : `, ended by ${command.why.code}`}`}
+          : `${endOf(command)}, ${duration(command.durationMs)}${command.why === null || wasClosed(command) ? "" : `, ended by ${command.why.code}`}`}
       </p>
     </article>
   );
@@ -296,6 +296,9 @@ function lastOf({ pieces }: PastOutput, count: number): string {
 function endOf(command: PastRow): string {
   if (!isCommand(command)) {
     return command.errorName ?? command.status;
+  }
+  if (wasClosed(command)) {
+    return "closed";
   }
   const told = ending(command);
   return command.exitCode === null ? (command.status === "running" ? "running" : told) : `exit ${told}`;

@@ -122,7 +122,7 @@ export default function ResourcesTab({ session, info }: TabProps): VNode {
           points={levels(samples, ({ pids }) => pids)}
           shown={(value) => String(Math.round(value))}
           note={last === undefined ? "" : `of ${last.pidsLimit ?? "–"}`}
-          least={8}
+          least={last?.pidsLimit ?? 8}
         />
       </div>
       <h2>Processes</h2>

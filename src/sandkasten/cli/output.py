@@ -89,8 +89,7 @@ def tell_refused(
             tell("warning", f"the network could not look up {one.host} ({one.rule})")
             continue
         to = destination(one.host, one.address, one.port)
-        rule = "no rule allows it" if one.rule == "default" else one.rule
-        tell("warning", f"the network refused {to}: {rule}")
+        tell("warning", f"the network refused {to}: {rule_text(one.rule)}")
     command = allow(rules) if rules and allow is not None else None
     hints = dict.fromkeys(
         refusal.hint
@@ -102,6 +101,11 @@ def tell_refused(
     if suggested:
         flags = " ".join(f"--allow {rule}" for rule in suggested)
         tell("note", f"dry run: the rules for what it reached are {flags}")
+
+
+def rule_text(rule: str) -> str:
+    """Return the rule of a record for people."""
+    return "no rule allows it" if rule == "default" else rule
 
 
 def destination(host: str | None, address: str | None, port: int) -> str:

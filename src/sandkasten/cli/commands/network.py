@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sandkasten.cli.options import Id, Json, state_of
-from sandkasten.cli.output import destination, put, put_json, put_table, tell, visible
+from sandkasten.cli.output import destination, put, put_json, put_table, rule_text, tell, visible
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, go
 
@@ -161,7 +161,7 @@ def _cells(found: Sequence[NetworkAttempt]) -> list[tuple[str, ...]]:
             timestamp(one.at),
             one.event,
             destination(one.host, one.address, one.port),
-            one.rule,
+            rule_text(one.rule),
             one.reason
             or (f"{one.method} {one.path}" if one.method else "")
             or (f"{one.bytes_in} in, {one.bytes_out} out" if one.ms is not None else "-"),
