@@ -54,8 +54,14 @@ await onStage(async (page, context) => {
   await reader.getByLabel("API key").waitFor();
   await other.close();
 
-  // ---- audit
+  // ---- audit, with a row whose badge is long
+  const unknown = await fetch(`${url}/v1/sessions/sbx_${"0".repeat(16)}`, {
+    method: "DELETE",
+    headers: { authorization: `Bearer ${process.env["SANDKASTEN_API_KEY"]}` },
+  });
+  check(unknown.status === 404, `an unknown session answered ${unknown.status}`);
   await open(page, "audit");
+  await page.locator("tr", { hasText: "SESSION NOT FOUND" }).waitFor();
   await page.locator("tr", { hasText: "key.revoke" }).waitFor();
   await inspect(page, "audit");
   await page.getByLabel("Only this action").fill("key.create");

@@ -31,7 +31,11 @@ export async function inspect(page, name) {
         .evaluateAll((rows) =>
           rows.filter((row) => {
             const end = row.getBoundingClientRect().bottom;
-            return [...row.cells].some((cell) => cell.getBoundingClientRect().bottom > end + 1);
+            const frame = row.closest(".table");
+            return (
+              (innerWidth < 720 && frame.scrollWidth > frame.clientWidth) ||
+              [...row.cells].some((cell) => cell.getBoundingClientRect().bottom > end + 1)
+            );
           }).map((row) => row.textContent),
         );
       check(cut.length === 0, `${name}: rows are cut on the ${size}: ${cut.join(" | ")}`);
