@@ -35,7 +35,7 @@ impl Frames {
         output: &mut Vec<u8>,
     ) -> Result<(), &'static str> {
         let (mut used, mut taken, mut payload) = (0, 0, Vec::new());
-        // Up to here the payload is released, because its message is complete or too much waits for it.
+        // Up to here the payload is released, because its message is complete.
         let mut due = self.released;
         while used < input.len() && taken < MOST_TAKEN {
             if self.left > 0 {
@@ -81,12 +81,13 @@ impl Frames {
         input.drain(..used);
         let shown = mask.pass(&payload);
         self.release(&shown, output);
-        if self.others.len() > MOST_WAITING {
-            due = self.others.back().map_or(due, |(at, _)| due.max(*at));
-        }
         let shown = mask.release(due.saturating_sub(self.released));
         self.release(&shown, output);
-        Ok(())
+        // To release them would show the beginning of a value that a host divides by them.
+        match self.others.len() > MOST_WAITING {
+            true => Err("a message of the WebSocket is in too many frames"),
+            false => Ok(()),
+        }
     }
 
     /// Append released payload, with what lies between it.
@@ -164,6 +165,24 @@ mod tests {
             b"\x82\x7f\xff\xff\xff\xff\xff\xff\xff\xff",
         ] {
             assert!(read(wire, 100).is_err(), "{:?}", wire);
+        }
+    }
+
+    #[test]
+    fn what_waits_is_never_released_because_there_is_much_of_it() {
+        let parts = |pongs: usize| {
+            let pongs = b"\x8a\x00".repeat(pongs);
+            [b"\x01\x0801234567", &pongs[..], b"\x80\x0889abcdef"].concat()
+        };
+        let shown = [
+            b"\x01\x08********",
+            &b"\x8a\x00".repeat(1000)[..],
+            b"\x80\x08********",
+        ]
+        .concat();
+        assert_eq!(read(&parts(1000), 100).unwrap(), shown);
+        for (pongs, step) in [(1024, 7), (1025, 100), (5000, 1)] {
+            assert!(read(&parts(pongs), step).is_err(), "{}", pongs);
         }
     }
 }
