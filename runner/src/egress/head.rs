@@ -210,8 +210,11 @@ impl Head {
     }
 
     pub fn remove(&mut self, name: &str) {
-        self.headers
-            .retain(|(one, _)| !one.eq_ignore_ascii_case(name));
+        self.retain(|one| !one.eq_ignore_ascii_case(name));
+    }
+
+    pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
+        self.headers.retain(|(one, _)| wanted(one));
     }
 
     pub fn set(&mut self, name: &str, value: &[u8]) {

@@ -3,7 +3,7 @@
 use super::body::Body;
 use super::frames::Frames;
 use super::{Inspection, Stage};
-use crate::head::{self, Framing};
+use crate::head::{self, Framing, Head};
 use std::time::Instant;
 
 impl Inspection {
@@ -58,14 +58,11 @@ impl Inspection {
         };
         self.server.input.drain(..length);
         let status = head.status();
-        let encoded = head
-            .all("content-encoding")
-            .iter()
-            .any(|e| !e.eq_ignore_ascii_case(b"identity"));
         // Even the length of an encoded answer says something about what is in it.
-        if self.searched && (encoded || !head.all("sec-websocket-extensions").is_empty()) {
-            let text = "The server encoded its answer, which cannot be searched for secrets.\n";
-            self.end_with("502 Bad Gateway", text);
+        if let Some(why) = self.searched.then(|| unreadable(&head)).flatten() {
+            let text = format!("The answer cannot be searched for secrets: {}.\n", why);
+            self.trouble = Some(text.trim_end().to_owned());
+            self.end_with("502 Bad Gateway", &text);
             return Ok(true);
         }
         let opaque = status == 101;
@@ -157,6 +154,60 @@ impl Inspection {
         true
     }
 }
+
+/// Return why a value could be in an answer without being found.
+fn unreadable(head: &Head) -> Option<&'static str> {
+    let mut encodings = head.all("content-encoding").into_iter();
+    if encodings.any(|one| !one.eq_ignore_ascii_case(b"identity"))
+        || !head.all("sec-websocket-extensions").is_empty()
+    {
+        return Some("the server encoded it");
+    }
+    let kinds = head.all("content-type").into_iter();
+    let mut kinds = kinds.map(|kind| String::from_utf8_lossy(kind).to_ascii_lowercase());
+    let part = [206, 226].contains(&head.status()) || !head.all("content-range").is_empty();
+    if part
+        || kinds
+            .clone()
+            .any(|kind| kind.contains("multipart/byteranges"))
+    {
+        return Some("the server sent a part of it");
+    }
+    let unknown = |kind: String| kind.split("charset").skip(1).any(|rest| !is_known(rest));
+    kinds.any(unknown).then_some("its charset is not known")
+}
+
+/// Whether a charset, named after an equals sign, writes ASCII as ASCII, with zero bytes at most.
+fn is_known(rest: &str) -> bool {
+    let name = rest.trim_start_matches(|c: char| "= \t\"'".contains(c));
+    let name = name.split(|c: char| ";, \t\"'".contains(c)).next();
+    let name = name.unwrap_or("").replace('_', "-");
+    CHARSETS.contains(&&name[..]) || FAMILIES.iter().any(|one| name.starts_with(one))
+}
+
+const CHARSETS: [&str; 20] = [
+    "",
+    "utf-8",
+    "utf8",
+    "us-ascii",
+    "ascii",
+    "latin1",
+    "utf-16",
+    "utf-16le",
+    "utf-16be",
+    "utf-32",
+    "utf-32le",
+    "utf-32be",
+    "gb2312",
+    "gbk",
+    "gb18030",
+    "big5",
+    "shift-jis",
+    "euc-jp",
+    "euc-kr",
+    "binary",
+];
+const FAMILIES: [&str; 3] = ["iso-8859-", "windows-125", "koi8-"];
 
 #[cfg(test)]
 #[path = "answer_tests.rs"]

@@ -141,3 +141,43 @@ fn small_answers_pass_one_in_a_turn() {
         assert_eq!(turns.iter().map(heads).sum::<usize>(), 100, "{answer:?}");
     }
 }
+
+#[test]
+fn an_answer_that_cannot_be_searched_is_refused() {
+    let answer = |status: &str, field: &str| {
+        let text = format!(
+            "HTTP/1.1 {}\r\nContent-Length: 2\r\n{}\r\n\r\nok",
+            status, field
+        );
+        shown(&turns(GET, text.as_bytes()))
+    };
+    for (status, field) in [
+        ("206 Partial Content", "X: y"),
+        ("226 IM Used", "X: y"),
+        ("200 OK", "Content-Range: bytes 0-1/9"),
+        ("200 OK", "Content-Type: multipart/byteranges; boundary=x"),
+        ("200 OK", "Content-Type: text/plain; charset=ibm037"),
+        ("200 OK", "Content-Type: text/plain; Charset=\"UTF-7\""),
+        ("200 OK", "Content-Type: a/b; charset=utf-8; charset=cp500"),
+        ("200 OK", "Content-Type: a/b; charset*=us-ascii''x"),
+        ("200 OK", "Content-Encoding: gzip"),
+    ] {
+        let shown = answer(status, field);
+        assert!(
+            shown.starts_with("HTTP/1.1 502 "),
+            "{} {}: {}",
+            status,
+            field,
+            shown
+        );
+    }
+    for field in [
+        "Content-Type: application/json",
+        "Content-Type: text/html; charset=UTF-8",
+        "Content-Type: text/html;charset=\"iso-8859-15\"",
+        "Content-Type: text/event-stream; charset = utf8",
+        "Content-Encoding: identity",
+    ] {
+        assert!(answer("200 OK", field).ends_with("\r\n\r\nok"), "{}", field);
+    }
+}

@@ -60,6 +60,40 @@ pub struct Event {
     pub refused: bool,
 }
 
+/// What asks for a part of an answer, for another form of it, or for a sum of it. Ranges have more names.
+const OTHER_FORMS: [&str; 8] = [
+    "range",
+    "accept-encoding",
+    "accept-charset",
+    "a-im",
+    "want-digest",
+    "want-content-digest",
+    "want-repr-digest",
+    "sec-websocket-extensions",
+];
+
+/// Ask for an answer that is whole, and readable here.
+fn ask_for_whole_text(head: &mut Head) {
+    head.retain(|name| {
+        let name = name.to_ascii_lowercase().replace('_', "-");
+        // Uploads state what their body is a part of.
+        let range = name.ends_with("-range") && name != "content-range";
+        !range && !OTHER_FORMS.contains(&&name[..])
+    });
+    head.set("Accept-Encoding", b"identity");
+    let accepted = head.all("accept").join(&b","[..]);
+    let accepted = String::from_utf8_lossy(&accepted).into_owned();
+    if accepted.to_ascii_lowercase().contains("charset") {
+        let plain = |part: &&str| !part.to_ascii_lowercase().contains("charset");
+        let kept = accepted.split(',').map(|kind| {
+            let parts: Vec<&str> = kind.split(';').filter(plain).collect();
+            parts.join(";")
+        });
+        let kept: Vec<String> = kept.filter(|kind| !kind.trim().is_empty()).collect();
+        head.set("Accept", kept.join(",").as_bytes());
+    }
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub enum Moved {
     Idle,
@@ -388,11 +422,7 @@ impl Inspection {
         self.answer = Stage::Head;
         self.searched = inspector.has_secret(&self.name, self.port);
         if self.searched {
-            // What comes back must be readable here, and whole.
-            head.set("Accept-Encoding", b"identity");
-            for name in ["range", "if-range", "sec-websocket-extensions"] {
-                head.remove(name);
-            }
+            ask_for_whole_text(&mut head);
         }
         let attached = self.secure && self.searched;
         if attached {
@@ -503,3 +533,7 @@ impl Inspection {
         any || self.ending
     }
 }
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;
