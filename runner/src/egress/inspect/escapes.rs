@@ -9,8 +9,8 @@ use std::ops::Range;
 
 /// How often one kind of escape may be in itself, as `%25` in `%252F`.
 const NESTED: usize = 3;
-/// The most backslashes before a character that are read as one escape.
-const BACKSLASHES: usize = 8;
+/// The most bytes that a form has for one of the value, for example `\\u0026#x27;`.
+pub const LONGEST_ESCAPE: usize = 12;
 /// The most bytes of an escape before the digits that it ends with.
 const LONGEST_OPENER: usize = 16;
 /// The longest name or number between `&` and `;`.
@@ -74,6 +74,18 @@ pub struct Plain {
 
 impl Plain {
     pub fn of(text: &[u8]) -> Plain {
+        Plain::read(text, |_| true)
+    }
+
+    /// Read only the escapes that encoders use in base64. Others, which may begin before it, would take in
+    /// its first digits.
+    pub fn of_base64(text: &[u8]) -> Plain {
+        Plain::read(text, |byte| {
+            is_left_out(byte) || b"+/=-_\r\nrn".contains(&byte)
+        })
+    }
+
+    fn read(text: &[u8], may_be_escaped: fn(u8) -> bool) -> Plain {
         let mut plain = Plain {
             bytes: Vec::with_capacity(text.len()),
             ..Plain::default()
@@ -88,7 +100,10 @@ impl Plain {
                 plain.bytes.extend_from_slice(run);
                 at += run.len();
             } else {
-                let (byte, end) = entity(text, at);
+                let (byte, end) = match entity(text, at) {
+                    (byte, end) if may_be_escaped(byte) => (byte, end),
+                    _ => (text[at], at + 1),
+                };
                 if !is_left_out(byte) {
                     if end > at + 1 && matches!(byte, b'r' | b'n') {
                         plain.line_ends.push(plain.bytes.len());
@@ -142,6 +157,37 @@ pub fn is_left_out(byte: u8) -> bool {
     matches!(byte, b'\\' | b'"' | b'\'' | 0)
 }
 
+/// Return where a character begins that is left out and ends here.
+pub fn left_out_before(text: &[u8], end: usize) -> Option<usize> {
+    let mut starts = end.saturating_sub(LONGEST_ESCAPE)..end;
+    starts.find(|&at| {
+        let (byte, after) = entity(text, at);
+        is_left_out(byte) && after == end
+    })
+}
+
+/// Return where a character ends that is left out and begins here.
+pub fn left_out_after(text: &[u8], at: usize) -> Option<usize> {
+    match text.get(at).map(|_| entity(text, at)) {
+        Some((byte, end)) if is_left_out(byte) => Some(end),
+        Some(_) if is_left_out(text[at]) => Some(at + 1),
+        _ => None,
+    }
+}
+
+/// Whether a text is these bytes without escapes.
+pub fn reads(text: &[u8], bytes: &[u8], same: fn(u8, u8) -> bool) -> bool {
+    let (mut at, mut wanted) = (0, bytes.iter());
+    while at < text.len() {
+        let (byte, end) = entity(text, at);
+        at = end;
+        if !is_left_out(byte) && !wanted.next().map_or(false, |&one| same(one, byte)) {
+            return false;
+        }
+    }
+    wanted.next().is_none()
+}
+
 /// Whether an escape that begins in a text could go on in digits after it. It may begin anywhere, because
 /// what is before it can be an escape itself.
 pub fn goes_on(text: &[u8]) -> bool {
@@ -173,10 +219,8 @@ fn backslashed(text: &[u8], at: usize) -> (u8, usize) {
     if byte != b'\\' {
         return (byte, end);
     }
-    for _ in 0..BACKSLASHES {
-        if byte != b'\\' || end == text.len() {
-            break;
-        }
+    // However many: code inside may have added some.
+    while byte == b'\\' && end < text.len() {
         let next = percent(text, end);
         byte = next.0;
         end = next.1;

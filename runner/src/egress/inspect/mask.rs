@@ -6,16 +6,23 @@
 //! compared with the text. A sum over as many bytes as the value has moves along the text, and only where
 //! it is that of the value, the bytes are compared.
 
-use super::escapes::{is_left_out, Plain};
+use super::escapes::{is_left_out, left_out_after, left_out_before, reads, Plain, LONGEST_ESCAPE};
 use super::secrets::wipe_bytes;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::ops::Range;
 
 const MASK: u8 = b'*';
-/// The most bytes that a form has for one of the value, for example `\\u003c`.
-const LONGEST_ESCAPE: usize = 8;
 /// A value that is shorter without its escapes would be found by chance.
 const SHORTEST: usize = 8;
+/// What code inside could write before a value so that an escape takes in its first characters, and behind
+/// it so that one takes in its last.
+const BEFORE: [&str; 20] = [
+    "%", "%0", "%2", "%25", "%2525", "\\", "\\x", "\\x0", "\\u", "\\u0", "\\u00", "\\u000", "&",
+    "&#", "&#x", "&#6", "&#x3", "&l", "&am", "&amp",
+];
+const BEHIND: [&str; 11] = [
+    "0", "00", "000", "0000", ";", "0;", "60;", "t;", "p;", "lt;", "#60;",
+];
 const NO_DIGIT: u8 = 0xff;
 
 /// Bytes that are looked for.
@@ -30,8 +37,10 @@ struct Needle {
 /// A value in each of the forms that are looked for.
 struct Value {
     exact: Needle,
-    /// Without escapes.
+    /// Without escapes, and without what is at its ends.
     plain: Option<Needle>,
+    /// The first and the last characters, which an escape beside the value could take in.
+    ends: (Vec<u8>, Vec<u8>),
     /// Its hexadecimal digits.
     hex: Needle,
     /// The digits of base64 that belong to it alone, with the bits of it before them. Which they are
@@ -138,19 +147,11 @@ impl Mask {
         for value in &self.values {
             if let Some(needle) = &value.plain {
                 each(&plain.bytes, needle, |at| {
-                    let last = at + needle.bytes.len() - 1;
-                    let (mut start, mut end) = (plain.start(at), plain.end(last, text));
-                    while value.open.0 && start > 0 && is_left_out(text[start - 1]) {
-                        start -= 1;
-                    }
-                    while value.open.1 && end < text.len() && is_left_out(text[end]) {
-                        end += 1;
-                    }
-                    places.push((start, end));
+                    places.extend(value.whole(text, &plain, at..at + needle.bytes.len()));
                 });
             }
         }
-        self.in_base64(text, &plain, &mut places);
+        self.in_base64(text, &Plain::of_base64(text), &mut places);
         places
     }
 
@@ -254,7 +255,14 @@ fn eight_bits(digits: &[u8], bit: usize) -> u8 {
 impl Value {
     fn new(text: &str, seed: u64) -> Value {
         let bytes = text.as_bytes();
-        let plain = Plain::of(bytes).bytes;
+        let mut plain = Plain::of(bytes).bytes;
+        let (first, last) = taken_in(bytes, &plain);
+        let mut ends = (Vec::new(), Vec::new());
+        if first + SHORTEST + last <= plain.len() {
+            ends.1 = plain.split_off(plain.len() - last);
+            let rest = plain.split_off(first);
+            ends.0 = std::mem::replace(&mut plain, rest);
+        }
         let open = |byte: Option<&u8>| byte.map_or(false, |&byte| is_left_out(byte));
         let hex = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
         // The bits of the value in a digit that it shares with 0, 1 or 2 bytes before it.
@@ -267,8 +275,44 @@ impl Value {
             plain: (plain.len() >= SHORTEST).then(|| Needle::new(plain, seed)),
             hex: Needle::new(hex.collect(), seed),
             base64: base64.into(),
+            ends,
             open: (open(bytes.first()), open(bytes.last())),
         }
+    }
+
+    /// Return where the value is whose middle was found, if its ends are there.
+    fn whole(&self, text: &[u8], plain: &Plain, middle: Range<usize>) -> Option<(usize, usize)> {
+        let (first, last) = (&self.ends.0[..], &self.ends.1[..]);
+        let mut start = plain.start(middle.start);
+        let mut end = plain.end(middle.end - 1, text);
+        if !first.is_empty() {
+            let from = middle.start.checked_sub(first.len());
+            start = match from.filter(|&from| same(&plain.bytes[from..], first)) {
+                Some(from) => plain.start(from),
+                None => {
+                    let least = start.saturating_sub(first.len() * LONGEST_ESCAPE);
+                    let mut starts = (least..start).rev();
+                    starts.find(|&at| reads(&text[at..start], first, alike))?
+                }
+            };
+        }
+        if !last.is_empty() {
+            let rest = &plain.bytes[middle.end..];
+            end = match rest.len() >= last.len() && same(rest, last) {
+                true => plain.end(middle.end + last.len() - 1, text),
+                false => {
+                    let most = text.len().min(end + last.len() * LONGEST_ESCAPE);
+                    (end..=most).find(|&to| reads(&text[end..to], last, alike))?
+                }
+            };
+        }
+        while let Some(at) = left_out_before(text, start).filter(|_| self.open.0) {
+            start = at;
+        }
+        while let Some(at) = left_out_after(text, end).filter(|_| self.open.1) {
+            end = at;
+        }
+        Some((start, end))
     }
 
     fn needles(&mut self) -> impl Iterator<Item = &mut Needle> {
@@ -277,6 +321,29 @@ impl Value {
             .chain(&mut self.plain)
             .chain([&mut self.exact, &mut self.hex])
     }
+}
+
+/// Return how many characters at the beginning of a value, and at its end, escapes beside it could take in.
+fn taken_in(value: &[u8], plain: &[u8]) -> (usize, usize) {
+    let missing = |texts: &[[&[u8]; 2]], from_end: bool| -> usize {
+        let left = texts.iter().map(|text| {
+            let read = Plain::of(&text.concat()).bytes;
+            let alike = |(a, b): &(&u8, &u8)| a == b;
+            match from_end {
+                true => read
+                    .iter()
+                    .rev()
+                    .zip(plain.iter().rev())
+                    .take_while(alike)
+                    .count(),
+                false => read.iter().zip(plain).take_while(alike).count(),
+            }
+        });
+        plain.len() - left.min().unwrap_or(0)
+    };
+    let before: Vec<[&[u8]; 2]> = BEFORE.iter().map(|text| [text.as_bytes(), value]).collect();
+    let behind: Vec<[&[u8]; 2]> = BEHIND.iter().map(|text| [value, text.as_bytes()]).collect();
+    (missing(&before, true), missing(&behind, false))
 }
 
 /// Return the whole digits of base64 after some bits.
@@ -331,9 +398,11 @@ fn folded(byte: u8) -> u8 {
 }
 
 fn same(text: &[u8], needle: &[u8]) -> bool {
-    text.iter()
-        .zip(needle)
-        .all(|(a, b)| folded(*a) == folded(*b))
+    text.iter().zip(needle).all(|(a, b)| alike(*a, *b))
+}
+
+fn alike(a: u8, b: u8) -> bool {
+    folded(a) == folded(b)
 }
 
 /// Replace everything but the ends of lines, which heads are divided by.
@@ -362,8 +431,13 @@ const DIGITS: [u8; 256] = {
 
 impl Drop for Mask {
     fn drop(&mut self) {
-        let needles = self.values.iter_mut().flat_map(Value::needles);
-        needles.for_each(|needle| wipe_bytes(&mut needle.bytes));
+        for value in &mut self.values {
+            wipe_bytes(&mut value.ends.0);
+            wipe_bytes(&mut value.ends.1);
+            value
+                .needles()
+                .for_each(|needle| wipe_bytes(&mut needle.bytes));
+        }
         wipe_bytes(&mut self.text);
         wipe_bytes(&mut self.shown);
     }

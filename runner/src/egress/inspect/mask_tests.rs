@@ -30,7 +30,7 @@ fn a_value_is_hidden_however_it_is_split() {
 
 #[test]
 fn what_is_held_back_does_not_depend_on_the_text() {
-    let hold = 8 * VALUE.len() - 1;
+    let hold = LONGEST_ESCAPE * VALUE.len() - 1;
     assert_eq!(mask().hold, hold);
     let texts = (1..VALUE.len()).flat_map(|n| [VALUE[..n].to_owned(), "x".repeat(n)]);
     for text in texts {
@@ -126,4 +126,129 @@ fn one_of_several_values_is_hidden() {
     let mut mask = Mask::default();
     assert_eq!(mask.pass(b"0123456789"), b"0123456789");
     assert!(!mask.holds());
+}
+
+/// Whether nothing of a form is shown in a text, whatever the pieces are in which it comes.
+fn hides(value: &str, before: &str, form: &str, behind: &str) -> bool {
+    let text = [before, form, behind].concat();
+    [1, 3, 1000].iter().all(|&step| {
+        let (mut mask, mut out) = (Mask::new(&[value.to_owned()]), Vec::new());
+        for piece in text.as_bytes().chunks(step) {
+            out.extend(mask.pass(piece));
+        }
+        out.extend(mask.rest());
+        let shown = out[before.len()..before.len() + form.len()].iter();
+        shown.filter(|&&byte| byte != MASK && byte != b'=').count() == 0
+    })
+}
+
+#[test]
+fn a_value_of_symbols_alone_is_hidden_in_its_longest_form() {
+    let value = "<&\"'<&\"'<&>'<&\"'<&\"'";
+    let form: String = value
+        .chars()
+        .map(|one| match one {
+            '<' => "\\u0026lt;",
+            '>' => "\\u0026gt;",
+            '&' => "\\u0026amp;",
+            '"' => "\\u0026quot;",
+            _ => "\\u0026#x27;",
+        })
+        .collect();
+    assert!(hides(value, "", &form, ""));
+}
+
+#[test]
+fn an_escaped_quote_at_an_end_is_hidden() {
+    for quote in ["\"", "\\\"", "\\u0022", "&quot;", "&#x22;", "%22", "%2522"] {
+        let form = [quote, "0123456789", quote].concat();
+        assert!(hides("\"0123456789\"", "[", &form, "]"), "{}", quote);
+    }
+}
+
+#[test]
+fn a_text_beside_a_value_does_not_keep_it_from_being_found() {
+    let before = [
+        "%",
+        "%2",
+        "%25",
+        "%252525",
+        "\\",
+        "\\\\\\\\\\\\\\\\",
+        "\\x",
+        "\\u",
+        "\\u0",
+        "\\u00",
+        "\\\\u00",
+        "&",
+        "&#",
+        "&#x",
+        "&l",
+        "&amp",
+        "%u",
+        "=",
+    ];
+    for (value, url, json) in [
+        (
+            "3fab+Q/z\"k&=t<Qx7v",
+            "3fab%2BQ%2Fz%22k%26%3Dt%3CQx7v",
+            "3fab+Q/z\\\"k\\u0026=t\\u003cQx7v",
+        ),
+        (
+            "00ab<Q/z\"k&=t<Qx7v",
+            "00ab%3CQ%2Fz%22k%26%3Dt%3CQx7v",
+            "00ab\\u003cQ/z\\\"k&=t<Qx7v",
+        ),
+        (
+            "2525ab<cdefghijklm",
+            "2525ab%3Ccdefghijklm",
+            "2525ab\\u003ccdefghijklm",
+        ),
+        (
+            "u0041/cdefghijklm",
+            "u0041%2Fcdefghijklm",
+            "u0041\\/cdefghijklm",
+        ),
+        (
+            "<lt;cdefghijklmno",
+            "%3Clt%3Bcdefghijklmno",
+            "\\u003clt;cdefghijklmno",
+        ),
+        (
+            "lt;cdefghij/klmno",
+            "lt%3Bcdefghij%2Fklmno",
+            "lt;cdefghij\\/klmno",
+        ),
+    ] {
+        for before in before {
+            assert!(hides(value, before, url, "]"), "{} {}", before, url);
+            assert!(hides(value, before, json, "]"), "{} {}", before, json);
+            let base64 = crate::base64::encode(value.as_bytes());
+            assert!(hides(value, before, &base64, "]"), "{} {}", before, base64);
+        }
+    }
+    for end in [
+        "%", "%4", "%25", "&", "&l", "&amp", "&#", "&#6", "\\u00", "\\x4",
+    ] {
+        let value = ["ghp<cdefghij", end].concat();
+        let json = value.replace('\\', "\\\\").replace('<', "\\u003c");
+        for behind in ["41", "1", "0041", "t;", "lt;", ";", "60;", "0;"] {
+            assert!(hides(&value, "[", &json, behind), "{} {}", json, behind);
+        }
+    }
+    let base64 = crate::base64::encode(b"sk-Qz7Xk9vRt2mN4pL8sW6y<>?~~");
+    let (php, url) = (
+        base64.replace('/', "\\/"),
+        base64.replace('/', "%2F").replace('+', "%2B"),
+    );
+    for before in before {
+        for form in [&base64, &php, &url] {
+            assert!(
+                hides("sk-Qz7Xk9vRt2mN4pL8sW6y<>?~~", before, form, "]"),
+                "{} {}",
+                before,
+                form
+            );
+        }
+    }
 }
