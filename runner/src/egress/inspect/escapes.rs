@@ -78,10 +78,10 @@ impl Plain {
     }
 
     /// Read only the escapes that encoders use in base64. Others, which may begin before it, would take in
-    /// its first digits.
+    /// its first digits; these take in one at most, because no ASCII text begins with a digit in base64.
     pub fn of_base64(text: &[u8]) -> Plain {
         Plain::read(text, |byte| {
-            is_left_out(byte) || b"+/=-_\r\nrn".contains(&byte)
+            is_left_out(byte) || b"+/=\r\nrn".contains(&byte)
         })
     }
 

@@ -185,18 +185,33 @@ impl Mask {
                 for (needle, before) in &value.base64 {
                     each(&digits, needle, |at| {
                         // The digits at both ends have bits of what is beside the value.
-                        let start = match (6 * at).checked_sub(*before) {
-                            Some(start) if start + 8 * bytes.len() <= 6 * digits.len() => start,
-                            _ => return,
-                        };
-                        let mut read = (0..bytes.len()).map(|n| eight_bits(&digits, start + 8 * n));
-                        if bytes.iter().all(|&byte| read.next() == Some(byte)) {
-                            let last = (start + 8 * bytes.len() - 1) / 6;
-                            if places.is_empty() {
-                                places.extend(in_run().map(|(at, _)| at));
+                        let count = (6 - before + 8 * bytes.len() + 5) / 6;
+                        let rest = &digits[at..digits.len().min(at + count - 1)];
+                        if places.is_empty() {
+                            places.extend(in_run().map(|(at, _)| at));
+                        }
+                        let second = plain.start(places[at]);
+                        // An escape before it may have taken in the first one.
+                        let mut firsts = vec![second.wrapping_sub(1)];
+                        firsts.extend(at.checked_sub(1).map(|at| plain.start(places[at])));
+                        for start in firsts.into_iter().rev() {
+                            let first = match text.get(start) {
+                                Some(_) if start + 1 < second => digits[at - 1],
+                                Some(&byte) => digit(byte),
+                                None => continue,
+                            };
+                            let whole = [&[first], rest].concat();
+                            let enough = 6 * whole.len() >= 6 - before + 8 * bytes.len();
+                            let mut read =
+                                (0..bytes.len()).map(|n| eight_bits(&whole, 6 - before + 8 * n));
+                            if enough
+                                && first != NO_DIGIT
+                                && bytes.iter().all(|&byte| read.next() == Some(byte))
+                            {
+                                let last = at + (6 - before + 8 * bytes.len() - 1) / 6 - 1;
+                                found.push((start, plain.end(places[last], text)));
+                                break;
                             }
-                            let start = plain.start(places[start / 6]);
-                            found.push((start, plain.end(places[last], text)));
                         }
                     });
                 }
@@ -266,7 +281,7 @@ impl Value {
         let open = |byte: Option<&u8>| byte.map_or(false, |&byte| is_left_out(byte));
         let hex = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
         // The bits of the value in a digit that it shares with 0, 1 or 2 bytes before it.
-        let base64 = [0, 4, 2].map(|before| {
+        let base64 = [6, 4, 2].map(|before| {
             let encoded = digits_of(bytes, before);
             (Needle::new(encoded, seed), before)
         });
@@ -291,7 +306,7 @@ impl Value {
                 Some(from) => plain.start(from),
                 None => {
                     let least = start.saturating_sub(first.len() * LONGEST_ESCAPE);
-                    let mut starts = (least..start).rev();
+                    let mut starts = least..start;
                     starts.find(|&at| reads(&text[at..start], first, alike))?
                 }
             };
@@ -302,7 +317,9 @@ impl Value {
                 true => plain.end(middle.end + last.len() - 1, text),
                 false => {
                     let most = text.len().min(end + last.len() * LONGEST_ESCAPE);
-                    (end..=most).find(|&to| reads(&text[end..to], last, alike))?
+                    (end..=most)
+                        .rev()
+                        .find(|&to| reads(&text[end..to], last, alike))?
                 }
             };
         }
@@ -339,7 +356,11 @@ fn taken_in(value: &[u8], plain: &[u8]) -> (usize, usize) {
                 false => read.iter().zip(plain).take_while(alike).count(),
             }
         });
-        plain.len() - left.min().unwrap_or(0)
+        // The next one too: it may be the same by chance, and end elsewhere.
+        match plain.len() - left.min().unwrap_or(0) {
+            0 => 0,
+            missing => plain.len().min(missing + 1),
+        }
     };
     let before: Vec<[&[u8]; 2]> = BEFORE.iter().map(|text| [text.as_bytes(), value]).collect();
     let behind: Vec<[&[u8]; 2]> = BEHIND.iter().map(|text| [value, text.as_bytes()]).collect();
