@@ -123,6 +123,14 @@ impl Rules {
         all.any(|rule| rule.is_partial() && rule.matches(to, port))
     }
 
+    /// Whether a rule allows this port of a destination by its number.
+    pub fn names_port(&self, to: Destination<'_>, port: u16) -> bool {
+        let named = |rule: &Rule| rule.port.is_some() && !rule.is_partial();
+        self.allow
+            .iter()
+            .any(|rule| named(rule) && rule.matches(to, port))
+    }
+
     /// Whether a name may be looked up outside: some port of it is allowed.
     pub fn may_resolve(&self, name: &str) -> bool {
         let to = Destination::Name(name);
@@ -168,6 +176,11 @@ impl Rule {
 
     pub fn matches(&self, to: Destination<'_>, port: u16) -> bool {
         self.port.map_or(true, |p| p == port) && self.target.matches(to)
+    }
+
+    /// Whether it is for a destination, on whichever port.
+    pub fn is_at(&self, to: Destination<'_>) -> bool {
+        self.target.matches(to)
     }
 
     /// Whether it is for some requests alone.

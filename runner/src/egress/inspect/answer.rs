@@ -6,6 +6,9 @@ use super::{Inspection, Stage};
 use crate::head::{self, Framing, Head};
 use std::time::Instant;
 
+/// What an answer that cannot be searched is charged as: more than may have arrived of it with its head.
+const REFUSED: u64 = 256 << 10;
+
 impl Inspection {
     pub(super) fn advance_answer(&mut self) -> Result<bool, String> {
         if !self.client.has_room() {
@@ -62,6 +65,8 @@ impl Inspection {
         if let Some(why) = self.searched.then(|| unreadable(&head)).flatten() {
             let text = format!("The answer cannot be searched for secrets: {}.\n", why);
             self.trouble = Some(text.trim_end().to_owned());
+            // What has arrived depends on what is in it, so as much is charged for each.
+            self.charged = self.asked + REFUSED;
             self.end_with("502 Bad Gateway", &text);
             return Ok(true);
         }
@@ -77,9 +82,11 @@ impl Inspection {
             let connection: &[u8] = if self.keep { b"keep-alive" } else { b"close" };
             head.set("Connection", connection);
         }
-        let mut bytes = head.to_bytes();
-        self.mask.whole(&mut bytes);
-        self.client.output.extend_from_slice(&bytes);
+        let bytes = head.to_bytes();
+        let mut shown = bytes.clone();
+        self.mask.whole(&mut shown);
+        keep_framing(&bytes, &mut shown);
+        self.client.output.extend_from_slice(&shown);
         if opaque {
             self.request = Stage::Opaque;
             self.answer = match self.searched {
@@ -152,6 +159,19 @@ impl Inspection {
             _ => {}
         }
         true
+    }
+}
+
+/// Show the fields that say where an answer ends, also where they happen to be a value of few digits.
+fn keep_framing(bytes: &[u8], shown: &mut [u8]) {
+    let mut at = 0;
+    for line in bytes.split_inclusive(|&byte| byte == b'\n') {
+        let name = line.split(|&byte| byte == b':').next().unwrap_or(line);
+        let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+        if ["content-length", "transfer-encoding", "connection"].contains(&&name[..]) {
+            shown[at..at + line.len()].copy_from_slice(line);
+        }
+        at += line.len();
     }
 }
 

@@ -19,6 +19,8 @@ struct Turn {
     passes: usize,
     requests: usize,
     shown: String,
+    /// What counts as received from the server.
+    received: u64,
 }
 
 fn inspector() -> Inspector {
@@ -71,6 +73,7 @@ fn turns(requests: &str, answers: &[u8]) -> Vec<Turn> {
             passes: inspection.mask.passes.saturating_sub(before),
             requests: inspection.events.drain(..).count(),
             shown: read(&mut client),
+            received: inspection.bytes().1,
         });
         read(&mut server);
     }
@@ -180,4 +183,30 @@ fn an_answer_that_cannot_be_searched_is_refused() {
     ] {
         assert!(answer("200 OK", field).ends_with("\r\n\r\nok"), "{}", field);
     }
+}
+
+#[test]
+fn a_refused_answer_counts_the_same_whatever_is_in_it() {
+    let counted = |length: usize| {
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {}\r\n\r\n",
+            length
+        );
+        let turns = turns(GET, (head + &"x".repeat(length)).as_bytes());
+        turns.last().unwrap().received
+    };
+    assert_eq!(counted(100), counted(101));
+    assert_eq!(counted(100), counted(60_000));
+}
+
+#[test]
+fn the_fields_of_the_framing_are_never_hidden() {
+    let head = b"HTTP/1.1 200 OK\r\nX: 12345678\r\nContent-Length: 12345678\r\n\r\n";
+    let mut shown = head.to_vec();
+    super::super::mask::Mask::new(&["12345678".to_owned()]).whole(&mut shown);
+    super::keep_framing(head, &mut shown);
+    assert_eq!(
+        String::from_utf8(shown).unwrap(),
+        "HTTP/1.1 200 OK\r\nX: ********\r\nContent-Length: 12345678\r\n\r\n"
+    );
 }

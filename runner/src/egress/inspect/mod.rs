@@ -119,6 +119,9 @@ pub struct Inspection {
     /// Whether secrets are for this host, so that what it sends is searched for them.
     searched: bool,
     mask: Mask,
+    /// What was received when the request was read, and what counts as received at least.
+    asked: u64,
+    charged: u64,
     /// When the server last sent something, or could not.
     heard: Instant,
     pub events: Vec<Event>,
@@ -156,6 +159,8 @@ impl Inspection {
             answered: false,
             searched: false,
             mask: Mask::default(),
+            asked: 0,
+            charged: 0,
             heard: Instant::now(),
             events: Vec::new(),
             trouble: None,
@@ -185,7 +190,7 @@ impl Inspection {
 
     /// Bytes to and from the server.
     pub fn bytes(&self) -> (u64, u64) {
-        (self.server.sent, self.server.received)
+        (self.server.sent, self.server.received.max(self.charged))
     }
 
     /// Return when something that is held back is shown if the server sends nothing until then.
@@ -420,6 +425,10 @@ impl Inspection {
         self.method = method;
         self.mask = inspector.mask(&self.name, self.port);
         self.answer = Stage::Head;
+        self.asked = self
+            .server
+            .received
+            .saturating_sub(self.server.input.len() as u64);
         self.searched = inspector.has_secret(&self.name, self.port);
         if self.searched {
             ask_for_whole_text(&mut head);

@@ -96,6 +96,11 @@ impl Inspector {
         self.secrets_for(name, port).next().is_some()
     }
 
+    /// Whether a host has a secret, on whichever port.
+    pub fn has_secret_on_any_port(&self, name: &str) -> bool {
+        self.secrets.iter().any(|secret| secret.is_at(name))
+    }
+
     pub fn insert(&self, name: &str, port: u16, head: &mut Head) {
         self.secrets_for(name, port).for_each(|s| s.insert(head));
     }

@@ -57,6 +57,13 @@ impl Secret {
         self.hosts.iter().any(|rule| rule.matches(to, port))
     }
 
+    /// Whether it is for a host, on whichever port.
+    pub fn is_at(&self, name: &str) -> bool {
+        self.hosts
+            .iter()
+            .any(|rule| rule.is_at(Destination::Name(name)))
+    }
+
     pub fn in_body(&self) -> bool {
         matches!(self.place, Place::Body)
     }

@@ -23,6 +23,7 @@ const IDLE: &str = "limit:idle_seconds";
 /// read, such as ssh and PostgreSQL.
 const WEB_PORTS: [u16; 2] = [80, 443];
 const NOT_WEB: &str = "bytes that are neither TLS nor HTTP";
+const NOT_SEARCHED: &str = "another protocol to the host of a secret; a rule must name its port";
 
 impl Egress {
     pub(super) fn inspects(&self, name: &str, port: u16) -> bool {
@@ -46,6 +47,10 @@ impl Egress {
             First::Other if wanted && WEB_PORTS.contains(&port) => {
                 return Some(Err(NOT_WEB.to_owned()))
             }
+            // Code inside could have a host repeat a value in a protocol that is not searched.
+            First::Other if self.keeps_secret(&name, port) => {
+                return Some(Err(NOT_SEARCHED.to_owned()))
+            }
             _ => return self.opaque(&name, port),
         };
         if !wanted {
@@ -59,6 +64,15 @@ impl Egress {
             }
             None => Some(Err("no certificate can be made for the name".to_owned())),
         }
+    }
+
+    /// Whether a host has a secret, and no rule allows other protocols on this port of it.
+    fn keeps_secret(&self, name: &str, port: u16) -> bool {
+        let inspector = self.config.inspector.as_ref();
+        let rules = &self.config.rules;
+        !rules.dry_run
+            && !rules.names_port(Destination::Name(name), port)
+            && inspector.map_or(false, |inspector| inspector.has_secret_on_any_port(name))
     }
 
     /// Refuse a connection that cannot be read, if only rules for requests allow its host.
