@@ -178,3 +178,38 @@ def test_a_websocket_hides_a_value_however_it_is_split(held, api):
     # Compressed messages could not be searched: they are not asked for, and not accepted.
     assert "Sec-WebSocket-Extensions" not in api.seen[-1]["headers"]
     assert frames(box, api.port, "?deflate", []) == ["502"]
+
+
+def test_a_protocol_that_is_not_searched_needs_a_rule_for_its_port(boxed, data, api):
+    Secrets(data_dir=str(data)).set("TOKEN", VALUE, hosts="good.test", header=BEARER)
+    code = f"""
+import socket
+made = socket.create_connection(("good.test", {api.port}), 10)
+made.sendall(b"SSH-2.0-x\\r\\n" * 10)
+try:
+    made.recv(1)
+except ConnectionError:
+    pass
+"""
+    rule = "another protocol to the host of a secret; a rule must name its port"
+    for host, refused in (("good.test", True), (f"good.test:{api.port}", False)):
+        box = boxed(network={"allow": [host], "secrets": ["TOKEN"]})
+        done = box.exec(["python3", "-c", code])
+        assert done.exit_code == 0, done
+        assert (rule in {one.rule for one in box.network_log()}) is refused
+
+
+@pytest.mark.parametrize("before", ["%", "%25", "\\u00", "&#x"])
+def test_a_text_before_a_value_does_not_reveal_it(held, api, before):
+    api.forms = {
+        form: lambda text, encode=encode: before + encode(text)
+        for form, encode in FORMS.items()
+        if "UTF-16" not in form
+    }
+    value = "3fab+Q/z\"k&=t<Qx7vRt2mN4pL8s"
+    box = held(value)
+    shown = bodies(box, "good.test", api.port, [(f"/form?{quote(one)}", -1) for one in api.forms])
+    for form, body in zip(api.forms, shown, strict=True):
+        assert body.startswith("[" + before), form
+        assert value[8:] not in body, form
+        assert set(body) & set("QLN") == set(), (form, body)
