@@ -494,16 +494,6 @@ impl Inspection {
                     self.request = Stage::Collecting(body, head, held);
                     return any;
                 }
-                true
-            }
-            Ok(Part::More) => {
-                self.request = Stage::Collecting(body, head, held);
-                self.client.ended && {
-                    self.end();
-                    true
-                }
-            }
-            Ok(Part::End) => {
                 if let Some((secret, why)) = inspector.obstacle(&self.name, self.port, &head, &held)
                 {
                     let rule = format!("secret in a body: {}", why);

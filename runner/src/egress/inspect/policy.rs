@@ -125,7 +125,8 @@ impl Inspector {
         })
     }
 
-    pub fn fill(&self, name: &str, port: u16, kind: &[u8], body: Vec<u8>) -> Vec<u8> {
+    /// Put values into a body; None if it would be too long.
+    pub fn fill(&self, name: &str, port: u16, kind: &[u8], body: Vec<u8>) -> Option<Vec<u8>> {
         self.secrets_for(name, port)
             .filter(|s| s.in_body())
             .try_fold(body, |body, s| s.insert_into_body(kind, &body))
