@@ -138,7 +138,7 @@ class _Types:
         """Return the type of the object that a field holds, alone or in a list."""
         if "$ref" in one:
             return _name(one["$ref"].rpartition("/")[2], self.schemas)
-        if "properties" in one and one.get("type") == "object":
+        if "properties" in one and one.get("type") in ("object", ["object", "null"]):
             return inner
         parts = [*one.get("anyOf", ()), *([one["items"]] if "items" in one else ())]
         found = {self._object(part, inner) for part in parts} - {None}
@@ -156,6 +156,11 @@ class _Types:
         if "enum" in one:
             return " | ".join(json.dumps(value) for value in one["enum"])
         kind = one.get("type")
+        if isinstance(kind, list):
+            kinds = [
+                self._kind({**one, "type": part}, inner, is_request=is_request) for part in kind
+            ]
+            return " | ".join(dict.fromkeys(kinds))
         if kind == "array":
             item = self._kind(one.get("items", {}), inner, is_request=is_request)
             many = f"({item})[]" if "|" in item else f"{item}[]"

@@ -30,7 +30,9 @@ SNIPPETS = [
 ]
 KNOWN = {variable for one in documented() for variable in one.variables}
 # Read by Compose, and handed on by it under another name.
-_OF_COMPOSE = ("IMAGE", "PORT", "ALLOWED_HOSTS", "SHARED_VOLUME", "AGENTS", "WORKFLOWS")
+_OF_COMPOSE = (
+    "IMAGE", "PORT", "ALLOWED_HOSTS", "SHARED_VOLUME", "AGENTS", "WORKFLOWS", "CPUS", "MEMORY",
+)  # fmt: skip
 OF_COMPOSE = {f"SANDKASTEN_{name}" for name in _OF_COMPOSE}
 
 

@@ -33,11 +33,13 @@ def cgroups(pid: int) -> list[str]:
 
 # The engine makes these for every container, and they are its alone.
 _OPEN = (
-    "/workspace", "/home/sandbox", "/tmp", "/run", "/run/sandkasten/state",
+    "/workspace", "/home/sandbox", "/tmp", "/var/tmp", "/run", "/run/sandkasten/state",
     "/run/sandkasten/listen", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/proc",
 )  # fmt: skip
 _FORBIDDEN = ("sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "bpf", "fusectl")
-_IN_MEMORY = ("/tmp", "/run", "/run/sandkasten/state", "/run/sandkasten/listen", "/dev/shm")
+_IN_MEMORY = (
+    "/tmp", "/var/tmp", "/run", "/run/sandkasten/state", "/run/sandkasten/listen", "/dev/shm",
+)  # fmt: skip
 
 
 def reachable(mountinfo: str) -> list[str]:

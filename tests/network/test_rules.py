@@ -281,8 +281,8 @@ def test_a_refusal_has_the_address_beside_the_name(capsys):
     told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert told == [
         "warning: the network refused a.test:443 (192.0.2.7): deny a.test",
-        "warning: the network refused b.test:80: default",
-        "warning: the network refused 192.0.2.7:80: default",
+        "warning: the network refused b.test:80: no rule allows it",
+        "warning: the network refused 192.0.2.7:80: no rule allows it",
         "warning: the network could not look up c.test (no such name)",
     ]
 

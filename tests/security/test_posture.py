@@ -233,7 +233,9 @@ def test_the_search_for_writable_files_finds_one(shared_box):
 @pytest.mark.not_on("dev", reason=ROOT_INSIDE)
 @pytest.mark.timeout(600)
 def test_writable_paths_are_the_documented_ones(shared_box, full_size):
-    skip = ["/proc", "/workspace", "/home/sandbox", "/tmp", "/dev/shm", "/dev/pts"]
+    # /home/user is the workspace under the name of E2B's images, /var/tmp as /tmp.
+    skip = ["/proc", "/workspace", "/home/sandbox", "/home/user", "/tmp", "/var/tmp"]
+    skip += ["/dev/shm", "/dev/pts"]
     if not full_size:
         # The largest folders of one read-only mount, of which the others are looked at.
         skip += ["/usr/share", "/usr/lib", "/usr/include"]

@@ -380,6 +380,7 @@ fn greet(fd: RawFd, entry: &Entry, until: Instant) -> Result<(Side, &Path), Stri
     let tls = ServerConnection::new(entry.config.clone()).map_err(|error| error.to_string())?;
     let mut outer = Side::new(Some(rustls::Connection::Server(tls)));
     while outer.input.len() < TOKEN_BYTES {
+        outer.begin_turn();
         outer.receive(fd)?;
         outer.send(fd)?;
         if outer.ended || Instant::now() > until {
@@ -432,6 +433,8 @@ fn connect(listener: &Path) -> Result<OwnedFd, Errno> {
 fn relay(mut outer: Side, client: RawFd, runner: RawFd) -> Result<(), String> {
     let mut inner = Side::new(None);
     loop {
+        outer.begin_turn();
+        inner.begin_turn();
         let mut any = outer.receive(client)? | inner.receive(runner)?;
         any |= pass(&mut outer, &mut inner) | pass(&mut inner, &mut outer);
         any |= inner.send(runner)? | outer.send(client)?;

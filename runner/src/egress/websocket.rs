@@ -52,6 +52,7 @@ pub fn unwrapped(client: &OwnedFd, until: Instant) -> Result<Unwrapped, String> 
     let fd = client.as_raw_fd();
     let mut outer = Side::new(None);
     let head = loop {
+        outer.begin_turn();
         outer.receive(fd)?;
         if let Some(end) = end_of_head(&outer.input) {
             break outer.input.drain(..end).collect::<Vec<u8>>();
@@ -122,6 +123,8 @@ fn pass_on(outer: &mut Side, client: RawFd, inside: RawFd) -> Result<(), String>
     let mut decoder = Decoder::default();
     let mut until = None;
     loop {
+        outer.begin_turn();
+        inner.begin_turn();
         let mut any = outer.receive(client)? | inner.receive(inside)?;
         while inner.has_room() && outer.has_room() && !outer.input.is_empty() && !decoder.closed {
             let before = outer.input.len();

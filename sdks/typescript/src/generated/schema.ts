@@ -251,13 +251,22 @@ export interface CreateBodyLimits {
   gpus?: number | undefined;
 }
 
+export interface CreateBodyNetworkLimits {
+  connections?: number | null | undefined;
+  bytesIn?: number | null | undefined;
+  bytesOut?: number | null | undefined;
+  bandwidthBps?: number | null | undefined;
+  namesPerMinute?: number | null | undefined;
+  idleSeconds?: number | null | undefined;
+}
+
 export interface CreateBodyNetwork {
   allow?: readonly string[] | undefined;
   deny?: readonly string[] | undefined;
   secrets?: readonly string[] | undefined;
   inspect?: boolean | undefined;
   dryRun?: boolean | undefined;
-  limits?: unknown | undefined;
+  limits?: CreateBodyNetworkLimits | null | undefined;
 }
 
 export interface CreateBody {
@@ -1129,13 +1138,22 @@ export interface RunBodyLimits {
   gpus?: number | undefined;
 }
 
+export interface RunBodyNetworkLimits {
+  connections?: number | null | undefined;
+  bytesIn?: number | null | undefined;
+  bytesOut?: number | null | undefined;
+  bandwidthBps?: number | null | undefined;
+  namesPerMinute?: number | null | undefined;
+  idleSeconds?: number | null | undefined;
+}
+
 export interface RunBodyNetwork {
   allow?: readonly string[] | undefined;
   deny?: readonly string[] | undefined;
   secrets?: readonly string[] | undefined;
   inspect?: boolean | undefined;
   dryRun?: boolean | undefined;
-  limits?: unknown | undefined;
+  limits?: RunBodyNetworkLimits | null | undefined;
 }
 
 export interface RunBody {
@@ -1506,13 +1524,22 @@ export interface UnenforcedLimit {
   remedy: string;
 }
 
+export interface UpdateBodyNetworkLimits {
+  connections?: number | null | undefined;
+  bytesIn?: number | null | undefined;
+  bytesOut?: number | null | undefined;
+  bandwidthBps?: number | null | undefined;
+  namesPerMinute?: number | null | undefined;
+  idleSeconds?: number | null | undefined;
+}
+
 export interface UpdateBodyNetwork {
   allow?: readonly string[] | undefined;
   deny?: readonly string[] | undefined;
   secrets?: readonly string[] | undefined;
   inspect?: boolean | undefined;
   dryRun?: boolean | undefined;
-  limits?: unknown | undefined;
+  limits?: UpdateBodyNetworkLimits | null | undefined;
 }
 
 export interface UpdateBody {
@@ -1648,6 +1675,7 @@ export interface Types {
   CreateBody: CreateBody;
   CreateBodyLimits: CreateBodyLimits;
   CreateBodyNetwork: CreateBodyNetwork;
+  CreateBodyNetworkLimits: CreateBodyNetworkLimits;
   CreatedKey: CreatedKey;
   Definition: Definition;
   DefinitionWithSource: DefinitionWithSource;
@@ -1711,6 +1739,7 @@ export interface Types {
   RunBody: RunBody;
   RunBodyLimits: RunBodyLimits;
   RunBodyNetwork: RunBodyNetwork;
+  RunBodyNetworkLimits: RunBodyNetworkLimits;
   RunDetail: RunDetail;
   RunEvent: RunEvent;
   RunFile: RunFile;
@@ -1747,6 +1776,7 @@ export interface Types {
   UnenforcedLimit: UnenforcedLimit;
   UpdateBody: UpdateBody;
   UpdateBodyNetwork: UpdateBodyNetwork;
+  UpdateBodyNetworkLimits: UpdateBodyNetworkLimits;
   Uploaded: Uploaded;
   Usage: Usage;
   Used: Used;
@@ -1771,6 +1801,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   BackendList: { backends: "BackendLine" },
   CodeResult: { error: "CodeError", network: "ExecNetwork", results: "CodeDisplay" },
   CreateBody: { limits: "CreateBodyLimits", network: "CreateBodyNetwork" },
+  CreateBodyNetwork: { limits: "CreateBodyNetworkLimits" },
   Doctor: { backends: "BackendLine", requirements: "RequirementLine", tiers: "TierLine", unenforced: "UnenforcedLimit" },
   Entries: { entries: "FileEntry" },
   EntryList: { entries: "AuditEntry" },
@@ -1788,6 +1819,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   Ready: { degraded: "Degraded" },
   RecordingList: { recordings: "RecordingEntry" },
   RunBody: { limits: "RunBodyLimits", network: "RunBodyNetwork" },
+  RunBodyNetwork: { limits: "RunBodyNetworkLimits" },
   RunDetail: { run: "RunRow", usage: "RunUsage" },
   RunList: { runs: "RunRow" },
   RunResult: { artifacts: "Artifact", network: "ExecNetwork", why: "Why" },
@@ -1802,6 +1834,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   TierLine: { warnings: "RequirementLine" },
   ToolList: { tools: "Tool" },
   UpdateBody: { network: "UpdateBodyNetwork" },
+  UpdateBodyNetwork: { limits: "UpdateBodyNetworkLimits" },
   Uploaded: { files: "FileEntry" },
   Usage: { used: "Used" },
   WorkflowBody: { session: "RunSession" },

@@ -45,8 +45,7 @@ class CompatSettings:
         "compat.e2b.profile",
         choice("hardened", "dev"),
         "hardened",
-        "The profile of sandboxes that E2B's SDKs create: hardened, or dev (a writable root; "
-        "requests act as the ordinary user, or as root if they name it).",
+        "The profile of sandboxes that E2B's SDKs create: hardened, or dev (a writable root).",
     )
 
     @property
