@@ -257,6 +257,12 @@ async def test_a_refusal_names_the_command_that_allows_it(box, state, capfd):
     denied = Refusal("c.org", 80, "deny c.org", "a deny rule refuses it")
     result = replace(await box.exec("true"), refused=(refused, denied))
     rules = {"allow": ["a.org"], "deny": ["c.org"], "secrets": ["KEY"], "inspect": True}
+    closed = Refusal("10.0.0.1", 80, "default", "the operator must open it (network.reachable)")
+    exec.show(state, replace(result, refused=(closed,)), "sbx_1", rules)
+    assert capfd.readouterr().err.splitlines() == [
+        "warning: the network refused 10.0.0.1:80: no rule allows it",
+        "hint: the operator must open it (network.reachable)",
+    ]
     exec.show(state, result, "sbx_1", rules)
     assert capfd.readouterr().err.splitlines() == [
         "warning: the network refused b.org:443: no rule allows it",

@@ -83,7 +83,13 @@ def tell_refused(
 
     `allow` returns the command that adds rules to those of the sandbox, if it still exists.
     """
-    rules = [f"{refusal.host}:{refusal.port}" for refusal in refused if refusal.rule == "default"]
+    # A rule does not open an address that only the operator opens.
+    opened = [
+        refusal
+        for refusal in refused
+        if refusal.rule == "default" and "network.reachable" not in refusal.hint
+    ]
+    rules = [f"{refusal.host}:{refusal.port}" for refusal in opened]
     for one in refused:
         if one.unresolved:
             tell("warning", f"the network could not look up {one.host} ({one.rule})")
@@ -94,7 +100,7 @@ def tell_refused(
     hints = dict.fromkeys(
         refusal.hint
         for refusal in refused
-        if refusal.hint and (command is None or refusal.rule != "default")
+        if refusal.hint and (command is None or refusal not in opened)
     )
     for hint in [*hints, *([f"allow it with: {command}"] if command else [])]:
         tell("hint", hint)
