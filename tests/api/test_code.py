@@ -69,6 +69,7 @@ async def test_an_answer_has_every_documented_field(real_daemon, box):
         "timed_out": False,
         "truncated": False,
         "kernel_restarted": False,
+        "network": None,
     }
     assert duration > 0
     [listed] = (await real_daemon.ask("GET", f"/v1/sessions/{box}/contexts")).json

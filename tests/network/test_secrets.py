@@ -173,7 +173,7 @@ def test_each_place_of_a_secret(inspected, api, secret, backend):
         told = box.exec(["sh", "-c", post], env=env).output
         assert told == f"Secret BODY is not put into the body of this request: {why}.\n"
         assert len(api.seen) == before
-        assert f"secret in a body: {why}" in [one.rule for one in box.net_log()]
+        assert f"secret in a body: {why}" in [one.rule for one in box.network_log()]
     # Chunked, and larger than what is searched.
     large = "head -c 3000000 /dev/zero | tr '\\0' x > /tmp/large; "
     chunked = "-H 'Transfer-Encoding: chunked' -H 'Content-Type: text/plain' --data-binary"

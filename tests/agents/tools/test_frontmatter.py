@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def asks(desk, text: str, **context):
 
 def quota_of(sandbox_id: str) -> str:
     """Return microseconds per 100 ms from its cgroup, of either version."""
-    groups = [*Path("/sys/fs/cgroup").glob(f"**/sandkasten/{sandbox_id}")]
+    # Groups of other sandboxes come and go meanwhile, which os.walk passes over.
+    walked = (Path(at) for at, _, _ in os.walk("/sys/fs/cgroup"))
+    groups = [at for at in walked if at.parts[-2:] == ("sandkasten", sandbox_id)]
     told = [at / name for at in groups for name in ("cpu.max", "cpu.cfs_quota_us")]
     return next(one.read_text().split()[0] for one in told if one.exists())
 
