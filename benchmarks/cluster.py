@@ -15,7 +15,7 @@ from benchmarks.agents import opened
 from benchmarks.peers.pods import BarePods
 from sandkasten.backends.kubernetes.api import cluster_access
 from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 
@@ -66,7 +66,7 @@ async def _measure(
     samples: Samples, plan: Plan, scratch: Path, kubeconfig: Path, flags: dict[str, str]
 ) -> None:
     client = ClusterClient(
-        lambda: cluster_access.from_kubeconfig(kubeconfig, "", read_kubeconfig, {}),
+        lambda: cluster_access.from_kubeconfig(kubeconfig, "", read_nested, {}),
         "",
         _TIMEOUT_S,
     )

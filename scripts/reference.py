@@ -201,7 +201,8 @@ def benchmarks() -> str:
 def backends() -> str:
     from dataclasses import fields
 
-    from sandkasten.model.backends.backend_features import FEATURES, BackendFeatures, isolation_of
+    from sandkasten.backends.backend_catalog import CAPABILITIES
+    from sandkasten.model.backends.backend_features import BackendFeatures
 
     def shown(value: object) -> str:
         if isinstance(value, tuple):
@@ -212,17 +213,18 @@ def backends() -> str:
 
     lines = [NOTE, "# Backends\n", _BACKENDS_HEAD]
     lines += [
-        f"| | {' | '.join(f'`{one}`' for one in FEATURES)} |",
-        "|---" * (len(FEATURES) + 1) + "|",
+        f"| | {' | '.join(f'`{name}`' for name in CAPABILITIES)} |",
+        "|---" * (len(CAPABILITIES) + 1) + "|",
     ]
-    lines.append(f"| isolation | {' | '.join(isolation_of(one) for one in FEATURES)} |")
+    levels = (can.isolation for can in CAPABILITIES.values())
+    lines.append(f"| isolation | {' | '.join(levels)} |")
     for one in fields(BackendFeatures):
         if one.name != "notes":
-            row = " | ".join(shown(getattr(has, one.name)) for has in FEATURES.values())
-            lines.append(f"| {one.name} | {row} |")
-    for name, has in FEATURES.items():
-        if has.notes:
-            lines += [f"\n## {name}\n", *(f"- {note}" for note in has.notes)]
+            cells = (shown(getattr(can.features, one.name)) for can in CAPABILITIES.values())
+            lines.append(f"| {one.name} | {' | '.join(cells)} |")
+    for name, can in CAPABILITIES.items():
+        if can.features.notes:
+            lines += [f"\n## {name}\n", *(f"- {note}" for note in can.features.notes)]
     return "\n".join(lines) + "\n"
 
 

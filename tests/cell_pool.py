@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.errors import SandboxLost, SandkastenError
 from sandkasten.model.ids import SandboxId, new_sandbox_id
-from sandkasten.ports import Discards
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_exec, decode_processes, decode_shells, decode_stats
@@ -191,8 +190,7 @@ async def taken_away(backend: Backend, sandbox_id: SandboxId) -> None:
     try:
         await (await backend.attach(sandbox_id)).destroy()
     except SandboxLost:
-        if isinstance(backend, Discards):
-            await backend.discard(sandbox_id)
+        await backend.discard(sandbox_id)
 
 
 async def _reset(channel: Channel, wanted: str) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.local import LocalBackend
+from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.engine.pool.spare_claims import apply_request
 from sandkasten.model.pool.pool_kinds import pooled_spec, unusual
 from sandkasten.model.sandbox.policy import Lease
 from sandkasten.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from sandkasten.backends.local import LocalCell
+    from sandkasten.backends.local.cell import LocalCell
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
 
@@ -27,7 +27,7 @@ class ClaimedLocalBackend(LocalBackend):
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
         if unusual(spec, named_workspace=spec.workspace is not None):
             return await super().create(sandbox_id, spec)
-        kind = pooled_spec(spec, resizable=self.resizable)
+        kind = pooled_spec(spec, resizable=self.capabilities.resizes)
         cell = await super().create(sandbox_id, kind)
         channel = await Channel.open(await cell.dial())
         try:

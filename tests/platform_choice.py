@@ -247,7 +247,7 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
 
         return UnisolatedBackend()
     if ground.backend == "local":
-        from sandkasten.backends.local import LocalBackend
+        from sandkasten.backends.local.backend import LocalBackend
         from tests.claimed_cells import ClaimedLocalBackend
 
         return (ClaimedLocalBackend if ground.claimed else LocalBackend)(data_dir=data_dir)
@@ -269,7 +269,7 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
         from tests.cloud.modal.modal_service import open_on_modal, service
 
         return open_on_modal(service(), data_dir)
-    from sandkasten.backends.oci import OciBackend
+    from sandkasten.backends.oci.backend import OciBackend
 
     return OciBackend(data_dir=data_dir, runtime="runc" if ground.backend == "oci" else "runsc")
 

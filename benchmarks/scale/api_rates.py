@@ -27,7 +27,7 @@ from sandkasten.backends.kubernetes.api.cluster_access import from_kubeconfig
 from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
@@ -88,7 +88,7 @@ async def sample(options: KubernetesOptions, client: ClusterClient) -> dict[str,
     Pods take to run.
     """
     with TemporaryDirectory() as home:
-        backend = KubernetesBackend(Path(home), options, read_kubeconfig)
+        backend = KubernetesBackend(Path(home), options, read_nested)
         spec = CellSpec(image=Image(reference("busybox"), "engine"))
         try:
             times = []
@@ -141,7 +141,7 @@ async def measure(kubeconfig: Path, servers: Sequence[int], pods: int) -> dict[s
         overcommit=100.0,
         network_policy="assumed",
     )
-    access = from_kubeconfig(kubeconfig, "", read_kubeconfig, {})
+    access = from_kubeconfig(kubeconfig, "", read_nested, {})
     client = ClusterClient(lambda: access, "", 60.0)
     meter = Meter(servers)
     ids = [new_sandbox_id() for _ in range(pods)]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten import Sandbox
-from sandkasten.backends.local import LocalBackend
+from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.model.ids import SandboxId
 from tests.patience import PATIENCE_S
 

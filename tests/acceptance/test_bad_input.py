@@ -194,7 +194,7 @@ def test_missing_bubblewrap_is_a_typed_error(fresh_data_dir, monkeypatch):
 def test_missing_programs_are_a_typed_error(tmp_path):
     import asyncio
 
-    from sandkasten.backends.local import LocalBackend
+    from sandkasten.backends.local.backend import LocalBackend
     from sandkasten.model.ids import new_sandbox_id
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec

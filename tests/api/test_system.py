@@ -14,12 +14,13 @@ from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.request_log import RefusalLines
 from sandkasten.api.response.docs_page import CSP, page
 from sandkasten.api.routes import ports, system
+from sandkasten.backends.backend_catalog import CAPABILITIES
 from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
-from sandkasten.model.backends.backend_features import FEATURES, BackendReport
+from sandkasten.model.backends.backend_features import BackendReport
 from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.network_policy import NetworkCounts
@@ -81,7 +82,11 @@ async def test_backends_are_listed_with_reasons_for_the_operator_alone(
         looks.append("look")
         reason = "no socket at /run/secret.sock"
         docker = BackendReport(
-            "docker", reason=reason, remedy="start it", features=FEATURES["docker"], sandboxes=3
+            "docker",
+            reason=reason,
+            remedy="start it",
+            features=CAPABILITIES["docker"].features,
+            sandboxes=3,
         )
         return [BackendReport("local", True, "standard", ready=True), docker]
 

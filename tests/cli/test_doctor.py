@@ -8,15 +8,19 @@ import pytest
 
 import sandkasten
 from sandkasten.api.routes import system
+from sandkasten.backends.backend_catalog import CAPABILITIES
 from sandkasten.client.import_clash import find_clash
-from sandkasten.engine.lifecycle.backend_survey import BackendSurvey
-from sandkasten.engine.lifecycle.isolation_tiers import TierSurvey
-from sandkasten.model.backends.backend_features import FEATURES, BackendReport, features_here
+from sandkasten.engine.placement.backend_survey import BackendSurvey
+from sandkasten.engine.placement.tier_survey import TierSurvey
+from sandkasten.model.backends.backend_features import BackendReport, features_here
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from tests.unisolated.backend import UnisolatedBackend
 
 pytestmark = pytest.mark.promise("P05")
+
+
+FEATURES = {name: can.features for name, can in CAPABILITIES.items()}
 
 
 @pytest.fixture
@@ -64,9 +68,9 @@ def test_doctor_shows_the_default_backend_and_one_line_for_the_others(cli):
 
 def test_what_this_machine_lacks_is_not_listed_as_a_feature():
     lacking = Readiness(True, lacks=("pause", "dev_profile"))
-    features = features_here("local", lacking)
+    features = features_here(FEATURES["local"], lacking)
     assert (features.pause, features.dev_profile, features.snapshots) == (False, False, True)
-    assert features_here("local", Readiness(True)) == FEATURES["local"]
+    assert features_here(FEATURES["local"], Readiness(True)) == FEATURES["local"]
 
 
 def test_doctor_says_what_each_backend_can_and_cannot_do(cli, monkeypatch):
@@ -94,7 +98,10 @@ def test_doctor_says_what_each_backend_can_and_cannot_do(cli, monkeypatch):
 def test_doctor_says_why_a_backend_without_a_tier_is_not_ready(cli, monkeypatch):
     async def reports(self) -> list[BackendReport]:
         away = BackendReport(
-            "e2b", reason="no key is set", remedy="set E2B_API_KEY", features=FEATURES["e2b"]
+            "e2b",
+            reason="no key is set",
+            remedy="set E2B_API_KEY",
+            features=FEATURES["e2b"],
         )
         tier = BackendReport("docker", reason="away", remedy="none", features=FEATURES["docker"])
         return [away, tier]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import MIB, Limits
@@ -36,7 +36,7 @@ async def opened(cluster: Cluster, place: Path, **changes: Any) -> AsyncIterator
     options = replace(
         cluster_images.options(str(cluster.kubeconfig)), network_policy="checked", **changes
     )
-    backend = KubernetesBackend(place, options, read_kubeconfig)
+    backend = KubernetesBackend(place, options, read_nested)
     try:
         yield backend
     finally:

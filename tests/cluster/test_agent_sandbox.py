@@ -15,7 +15,7 @@ from sandkasten.backends.kubernetes import agent_sandboxes, pod_manifest, pod_na
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
 from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import BackendUnavailable, ImageNotFound, QuotaExceeded, SandboxLost
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
@@ -63,7 +63,7 @@ async def opened(
     )
 
     def open_backend(**changes: Any) -> KubernetesBackend:
-        made.append(KubernetesBackend(tmp_path, replace(options, **changes), read_kubeconfig))
+        made.append(KubernetesBackend(tmp_path, replace(options, **changes), read_nested))
         return made[-1]
 
     yield open_backend
@@ -273,9 +273,9 @@ async def test_a_sandbox_object_is_in_the_namespace_of_its_tenant(
         return {one["metadata"]["name"] for one in found}
 
     api.apply(namespace)
-    backend, other = [TenantNamespaces(tmp_path, options, read_kubeconfig) for _ in range(2)]
+    backend, other = [TenantNamespaces(tmp_path, options, read_nested) for _ in range(2)]
     try:
-        spec = replace(SPEC, place=backend.place("acme"))
+        spec = replace(SPEC, place=backend.capabilities.place("acme"))
         cell = await backend.create(new_sandbox_id(), spec)
         assert await said(cell, "id", "-u") == b"1000\n"
         assert installed.sandboxes() == []

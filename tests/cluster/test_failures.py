@@ -15,7 +15,7 @@ import pytest
 from sandkasten.backends.kubernetes import cell as cell_module
 from sandkasten.backends.kubernetes import pod_names, pod_network
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -68,7 +68,7 @@ async def opened(stocked: Cluster, tmp_path: Path) -> AsyncIterator[Opened]:
 
     def open_backend(**changes: Any) -> KubernetesBackend:
         changed = replace(options, installation=tmp_path.name, **changes)
-        made.append(KubernetesBackend(tmp_path, changed, read_kubeconfig))
+        made.append(KubernetesBackend(tmp_path, changed, read_nested))
         # The suites run with the self-test; here it would only take time.
         made[-1]._tried.add(pod_network.CLOSED)
         return made[-1]

@@ -11,7 +11,7 @@ import pytest
 
 from sandkasten.backends.kubernetes import pod_names
 from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import IsolationRefused
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
@@ -291,8 +291,8 @@ async def test_each_namespace_has_its_own_trial(cluster, api, tmp_path):
         tenant_namespaces={"acme": "boxes-open"},
     )
     api.apply(namespace)
-    backend = TenantNamespaces(tmp_path, options, read_kubeconfig)
-    theirs = replace(SPEC, place=backend.place("acme"))
+    backend = TenantNamespaces(tmp_path, options, read_nested)
+    theirs = replace(SPEC, place=backend.capabilities.place("acme"))
     try:
         await (await backend.create(new_sandbox_id(), SPEC)).destroy()
         # The policy of another namespace closes nothing here.

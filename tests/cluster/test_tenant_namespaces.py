@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.ids import new_sandbox_id
 from tests.cluster.installation import manifests
@@ -301,7 +301,7 @@ async def test_a_namespace_that_does_not_exist_is_named(
         namespace="default",
         tenant_namespaces={"mute": MISSING},
     )
-    backend = TenantNamespaces(tmp_path, options, read_kubeconfig)
+    backend = TenantNamespaces(tmp_path, options, read_nested)
     try:
         with pytest.raises(BackendUnavailable, match=f'"{MISSING}" not found') as refused:
             await backend.create(new_sandbox_id(), replace(SPEC, place=MISSING))

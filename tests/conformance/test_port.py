@@ -9,13 +9,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import SandboxLost, SandkastenError
-from sandkasten.model.backends.backend_features import ALL_LIMITS, FEATURES
-from sandkasten.model.backends.docker_engines import family
+from sandkasten.model.backends.backend_features import ALL_LIMITS
+from sandkasten.model.backends.capabilities import UNKNOWN
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.usage import Usage
-from sandkasten.ports import Candid, Pausable, Resizes
+from sandkasten.ports import (
+    Candid,
+    CountsAfterEnd,
+    KeepsImages,
+    KeepsWorkspaces,
+    MaintainsWorkspaces,
+    Pausable,
+    Places,
+    RefusesNetworks,
+    Remote,
+    Resizes,
+    RunsOnce,
+)
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.frame_codec import GENERATION
 from tests.conformance.box import Box, eventually
@@ -32,15 +44,27 @@ async def test_probe_reports_ready_and_names_its_requirements(backend: Backend):
     assert all(one.ok for one in readiness.requirements if one.required)
 
 
-async def test_cell_can_do_what_the_table_of_features_says(
+async def test_cell_can_do_what_its_capabilities_say(
     backend: Backend, cell: Cell, backend_name: str
 ):
-    has = FEATURES.get(family(backend.name))
-    if has is None:
+    can = backend.capabilities
+    if can == UNKNOWN:
         assert backend.name == "unisolated" or ":" in backend_name
         return
+    has = can.features
     assert isinstance(cell, Pausable) is has.pause
     assert isinstance(backend, Resizes) is has.resize
+    promised = {
+        RunsOnce: can.run_once,
+        KeepsImages: can.own_images,
+        KeepsWorkspaces: can.own_workspaces,
+        MaintainsWorkspaces: can.maintains_workspaces,
+        Remote: can.remote,
+        RefusesNetworks: can.refuses_networks,
+        CountsAfterEnd: can.counts_after_end,
+        Places: bool(can.default_place),
+    }
+    assert {kind: isinstance(backend, kind) for kind in promised} == promised
     told = cell.unenforced if isinstance(cell, Candid) else ()
     assert {one.limit for one in told} >= set(ALL_LIMITS) - set(has.limits)
 

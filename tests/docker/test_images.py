@@ -98,7 +98,7 @@ async def test_an_engine_pulls_only_a_full_name_and_no_more_than_the_limit(tmp_p
         )
         engine.says(r"GET /images/.*/json", missing)
         engine.says(r"POST /images/create", b"\n".join(json.dumps(one).encode() for one in lines))
-        assert (backend.may_fetch(in_full=False), backend.may_fetch(in_full=True)) == (False, True)
+        assert backend.capabilities.pulls == "named"
         assert await backend.find_image(["python:3.11-slim"]) is None
         assert "POST /images/create" not in engine.asked
         with pytest.raises(PayloadTooLarge) as refused:

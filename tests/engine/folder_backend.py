@@ -16,6 +16,7 @@ from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import SandboxLost
 from sandkasten.images.host_image import HostImages
+from sandkasten.model.backends.capabilities import UNKNOWN
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
@@ -48,6 +49,7 @@ class FolderCell:
 
 class FolderBackend:
     name = "folder"
+    capabilities = UNKNOWN
 
     def __init__(self, root: Path, die: str = "") -> None:
         self._root = root / "cells"
@@ -81,6 +83,12 @@ class FolderBackend:
             os._exit(9)
         (self._root / sandbox_id).unlink(missing_ok=True)
         await self.unisolated.discard(sandbox_id)
+
+    async def ping(self) -> None:
+        """It needs nothing else."""
+
+    async def aclose(self) -> None:
+        """It keeps nothing open."""
 
 
 def folder_engine(root: Path, die: str = "") -> Engine:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import NO_POOL, Engine
 from sandkasten.images.host_image import HostImages
+from sandkasten.model.backends.capabilities import UNKNOWN
 from sandkasten.model.sandbox.policy import Policy
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
@@ -74,6 +75,7 @@ class InjectedCell:
 
 class InjectedBackend:
     name = "unisolated"
+    capabilities = UNKNOWN
 
     def __init__(self) -> None:
         self.real = UnisolatedBackend()
@@ -103,6 +105,12 @@ class InjectedBackend:
     async def discard(self, sandbox_id: SandboxId) -> None:
         await _pass(self.gate.before_destroy)
         await self.real.discard(sandbox_id)
+
+    async def ping(self) -> None:
+        """It needs nothing else."""
+
+    async def aclose(self) -> None:
+        """It keeps nothing open."""
 
 
 class Events:

@@ -6,6 +6,7 @@ Every backend is the unisolated one, renamed.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,7 @@ from sandkasten.images.host_image import HostImages
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.backends.backend_rules import BackendRule
+from sandkasten.model.backends.capabilities import Closed
 from sandkasten.model.backends.docker_engines import EngineRules
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.pool.pool_kinds import PoolRules
@@ -38,7 +40,7 @@ from sandkasten.store.audit_directory import AuditDirectory
 from sandkasten.telemetry.metrics import Metrics
 from tests.engine.injections import Events
 from tests.store.memory_store import MemoryJournal, MemoryStore
-from tests.unisolated.backend import UnisolatedBackend
+from tests.unisolated.backend import UnisolatedBackend, standing_for
 from tests.unisolated.run_backend import RunBackend
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class Renamed(UnisolatedBackend):
     def __init__(self, name: str, error: SandkastenError | None = None) -> None:
         super().__init__()
         self.name = name
+        self.capabilities = standing_for(name)
         self.error = error
         self.creates = 0
 
@@ -70,11 +73,13 @@ class Renamed(UnisolatedBackend):
         return await super().create(sandbox_id, spec)
 
 
-class Closed(Renamed):
+class NotEnabled(Renamed):
     """A provider that the operator has not enabled."""
 
-    def check_enabled(self) -> None:
-        raise BackendUnavailable(f"backend {self.name} is not enabled", backend=self.name)
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        closed = Closed(f"backend {name} is not enabled", "enable it")
+        self.capabilities = replace(self.capabilities, closed=closed)
 
 
 @pytest.fixture
@@ -161,7 +166,7 @@ async def test_next_backend_is_used_if_the_first_is_unavailable_and_the_answer_s
 
 @pytest.mark.promise("P120")
 async def test_backend_that_is_not_enabled_is_passed_over_before_it_is_asked_for_anything(opened):
-    closed = Closed("fly")
+    closed = NotEnabled("fly")
     engine = opened(Renamed("local"), closed, rules=(BackendRule(("fly", "local")),))
     info = await engine.create(CreateRequest())
     assert info.backend == "local"
@@ -327,6 +332,7 @@ async def test_run_on_one_engine_of_a_backend_is_not_led_past_it_while_another_i
         """Of its engines, the one for other runs is away."""
 
         name = "dagger"
+        capabilities = replace(RunBackend.capabilities, external=True, strength=1)
 
         async def owned(self):
             raise BackendUnavailable("nothing listens", backend=self.name)

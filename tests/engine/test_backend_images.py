@@ -6,11 +6,12 @@ The unisolated backend with a few images of its own; the store, the ledger and t
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.daemon.backend_registry import LazyBackend, LazyImageBackend
+from sandkasten.backends.lazy_backend import LazyBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import (
@@ -32,10 +33,10 @@ from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.ports import KeepsImages
+from sandkasten.ports import KeepsImages, backend_part
 from tests.imagekit import docker_members, sketch, write_tar
 from tests.store.memory_store import MemoryStore
-from tests.unisolated.backend import UnisolatedBackend
+from tests.unisolated.backend import UnisolatedBackend, standing_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +52,7 @@ class Keeper(UnisolatedBackend):
     """The unisolated backend with its own images; records requests."""
 
     name = "docker"
+    capabilities = replace(standing_for("docker"), own_images=True)
 
     def __init__(self, *images: str) -> None:
         super().__init__()
@@ -58,9 +60,6 @@ class Keeper(UnisolatedBackend):
         self.sought: list[tuple[str, ...]] = []
         self.shown: list[Image] = []
         self.brought: list[str] = []
-
-    def may_fetch(self, *, in_full: bool) -> bool:
-        return False
 
     async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
         self.sought.append(tuple(names))
@@ -296,22 +295,20 @@ async def test_build_steps_are_refused_on_a_backend_with_its_own_images(opened):
     assert world.keeper.shown == []
 
 
-async def test_a_backend_added_later_has_its_own_images_only_if_declared(tmp_path):
+async def test_a_backend_that_is_opened_later_has_the_images_that_it_declares(tmp_path):
     opened: list[Keeper] = []
 
     def opener() -> Keeper:
         opened.append(Keeper("alpine"))
         return opened[-1]
 
-    plain = LazyBackend("docker", tmp_path / "docker", opener)
-    later = LazyImageBackend("docker", tmp_path / "docker", opener)
-    assert not isinstance(plain, KeepsImages)
-    assert isinstance(later, KeepsImages)
+    later = LazyBackend("docker", Keeper.capabilities, tmp_path / "docker", opener)
+    assert later.capabilities.own_images
     assert opened == []
-    found = await later.find_image(["nothing", "alpine"])
+    found = await (await backend_part(later, KeepsImages)).find_image(["nothing", "alpine"])
     assert found is not None
     assert found.name == "alpine:latest"
     assert len(opened) == 1
-    wrong = LazyImageBackend("unisolated", tmp_path / "unisolated", UnisolatedBackend)
+    wrong = LazyBackend("x", Keeper.capabilities, tmp_path / "x", UnisolatedBackend)
     with pytest.raises(InternalError):
-        await wrong.find_image(["alpine"])
+        await backend_part(wrong, KeepsImages)

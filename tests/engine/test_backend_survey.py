@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.engine.lifecycle import backend_survey
-from sandkasten.engine.lifecycle.backend_survey import BackendSurvey
+from sandkasten.backends.local.capabilities import LOCAL
+from sandkasten.backends.oci.capabilities import GVISOR
+from sandkasten.engine.placement import backend_survey
+from sandkasten.engine.placement.backend_survey import BackendSurvey
 from sandkasten.errors import BackendUnavailable
-from sandkasten.model.backends.backend_features import FEATURES
 from tests.engine.unavailable_backend import FarBackend
-from tests.unisolated.backend import UnisolatedBackend
+from tests.unisolated.backend import UnisolatedBackend, standing_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,7 @@ class Renamed(UnisolatedBackend):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+        self.capabilities = standing_for(name)
 
 
 class Failing(Renamed):
@@ -42,7 +44,7 @@ async def test_report_has_the_features_and_the_readiness_of_each_the_default_fir
     first, second = await surveyed(Renamed("gvisor"), Renamed("local"))
     assert (first.name, first.default, first.ready) == ("local", True, True)
     assert (second.name, second.default, second.isolation) == ("gvisor", False, "gvisor")
-    assert (first.features, second.features) == (FEATURES["local"], FEATURES["gvisor"])
+    assert (first.features, second.features) == (LOCAL.features, GVISOR.features)
 
 
 async def test_backend_that_fails_or_hangs_is_reported_and_the_others_too(monkeypatch):

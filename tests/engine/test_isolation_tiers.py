@@ -17,7 +17,7 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.store.memory_store import MemoryStore
-from tests.unisolated.backend import UnisolatedBackend
+from tests.unisolated.backend import UnisolatedBackend, standing_for
 
 pytestmark = pytest.mark.anyio
 
@@ -30,6 +30,7 @@ class Named(UnisolatedBackend):
     def __init__(self, name: str, broken: Readiness | None = None) -> None:
         super().__init__()
         self.name = name
+        self.capabilities = standing_for(name)
         self.broken = broken
         self.probes = 0
 
@@ -302,7 +303,7 @@ async def test_an_engine_is_probed_and_tried_only_where_it_is_the_default(opened
 
 
 async def test_a_survey_does_not_wait_forever(opened, monkeypatch):
-    monkeypatch.setattr("sandkasten.engine.lifecycle.backend_survey._PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("sandkasten.engine.placement.backend_survey._PROBE_TIMEOUT_S", 0.05)
     docker = Named("docker")
 
     async def hang() -> Readiness:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.engine import backend_health
 from sandkasten.engine.lifecycle import end_watch
+from sandkasten.engine.placement import backend_health
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -27,13 +28,16 @@ pytestmark = [pytest.mark.anyio, pytest.mark.promise("P109")]
 class PlacedBackend(FarBackend):
     """Has a place for each tenant, and is told where a sandbox is."""
 
+    capabilities = replace(
+        FarBackend.capabilities,
+        places={name: f"of-{name}" for name in ("acme", "beta")},
+        default_place="of-default",
+    )
+
     def __init__(self) -> None:
         super().__init__()
         self.broken = ""
         self.where: dict[SandboxId, str] = {}
-
-    def place(self, tenant: str) -> str:
-        return f"of-{tenant}"
 
     def note_place(self, sandbox_id: SandboxId, place: str) -> None:
         self.where[sandbox_id] = place

@@ -258,7 +258,8 @@ async def test_a_hanging_create_times_out(world, monkeypatch):
 
 async def test_a_backend_that_starts_slowly_says_how_long_a_create_may_take(world, monkeypatch):
     monkeypatch.setattr(sandboxes, "CREATE_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(world.backend, "create_timeout_s", lambda: PATIENCE_S, raising=False)
+    slow = replace(world.backend.capabilities, create_timeout_s=PATIENCE_S)
+    monkeypatch.setattr(world.backend, "capabilities", slow)
     await world.engine.destroy((await world.engine.create(CreateRequest())).id)
 
 

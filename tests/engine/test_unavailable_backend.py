@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine import backend_health, handles
+from sandkasten.engine import handles
 from sandkasten.engine.lifecycle import end_watch, sandboxes
+from sandkasten.engine.placement import backend_health
 from sandkasten.errors import BackendUnavailable, NotFound, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id

@@ -17,7 +17,7 @@ from sandkasten.model.sandbox.network_policy import NetworkCounts
 from sandkasten.model.sandbox.policy import Policy
 from tests.engine.injections import Events, TestClock
 from tests.store.memory_store import MemoryJournal, MemoryStore
-from tests.unisolated.backend import UnisolatedBackend
+from tests.unisolated.backend import UnisolatedBackend, standing_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +34,7 @@ HINT = "start it"
 
 class FarBackend:
     name = "docker"
+    capabilities = standing_for("docker")
 
     def __init__(self) -> None:
         self.real = UnisolatedBackend()
@@ -88,6 +89,9 @@ class FarBackend:
         await self.ask("discard")
         await self.real.discard(sandbox_id)
 
+    async def ping(self) -> None:
+        await self.ask("ping")
+
     async def aclose(self) -> None:
         self.closed += 1
 
@@ -129,6 +133,7 @@ class Nearby(UnisolatedBackend):
     """The machine's own."""
 
     name = "local"
+    capabilities = standing_for("local")
 
 
 class FarWorld:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import PROGRAMS, KubernetesOptions
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.linux.programs import Programs
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
 from tests import imagekit
@@ -53,7 +53,7 @@ def options(kubeconfig: str, reach: str = "") -> KubernetesOptions:
 
 
 def open_on_cluster(data_dir: Path, reach: str) -> KubernetesBackend:
-    return KubernetesBackend(data_dir, options(os.environ[KUBECONFIG], reach), read_kubeconfig)
+    return KubernetesBackend(data_dir, options(os.environ[KUBECONFIG], reach), read_nested)
 
 
 def stock(cluster: Cluster, *names: str) -> None:

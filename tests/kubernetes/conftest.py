@@ -10,7 +10,7 @@ import pytest
 from sandkasten.backends.kubernetes import pod_network
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from tests.loopback_port import free_port
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ async def opened(
     )
 
     def open_backend(**changes: Any) -> KubernetesBackend:
-        made.append(KubernetesBackend(tmp_path, replace(options, **changes), read_kubeconfig))
+        made.append(KubernetesBackend(tmp_path, replace(options, **changes), read_nested))
         # These Pods are processes of this machine, which no self-test lets pass.
         made[-1]._tried |= {pod_network.CLOSED, pod_network.FULL}
         return made[-1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.backends.kubernetes.api import cluster_access
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import BackendUnavailable, InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def written(path: Path, user: dict[str, Any], cluster: dict[str, Any] | None = N
 
 
 def access(path: Path, context: str = "") -> cluster_access.ClusterAccess:
-    return cluster_access.from_kubeconfig(path, context, read_kubeconfig, {"PATH": "/bin"})
+    return cluster_access.from_kubeconfig(path, context, read_nested, {"PATH": "/bin"})
 
 
 async def test_a_context_has_a_server_a_namespace_and_a_token(tmp_path: Path):

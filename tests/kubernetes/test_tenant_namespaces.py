@@ -11,7 +11,7 @@ from sandkasten.backends.gate import entry_keys
 from sandkasten.backends.kubernetes import pod_manifest
 from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions, WorkspaceOptions
 from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import (
     BackendUnavailable,
@@ -65,7 +65,7 @@ async def opened(cluster: FakeCluster, tmp_path: Path) -> AsyncIterator[Opened]:
     )
 
     def open_backend(**changes: Any) -> TenantNamespaces:
-        made.append(TenantNamespaces(tmp_path, replace(options, **changes), read_kubeconfig))
+        made.append(TenantNamespaces(tmp_path, replace(options, **changes), read_nested))
         for place in (OURS, ACME, BETA):
             # These Pods are processes of this machine, which no self-test lets pass.
             made[-1]._at(place)._tried.add("closed")
@@ -82,7 +82,7 @@ def backend(opened: Opened) -> TenantNamespaces:
 
 
 def spec(backend: TenantNamespaces, tenant: str) -> CellSpec:
-    return replace(SPEC, place=backend.place(tenant))
+    return replace(SPEC, place=backend.capabilities.place(tenant))
 
 
 async def made_in(backend: TenantNamespaces, cluster: FakeCluster, namespace: str) -> SandboxId:
@@ -105,7 +105,11 @@ def namespaces(cluster: FakeCluster) -> set[str]:
 async def test_a_sandbox_is_made_in_the_namespace_of_its_tenant(
     backend: TenantNamespaces, cluster: FakeCluster
 ):
-    assert [backend.place(one) for one in ("acme", "beta", "other")] == [ACME, BETA, OURS]
+    assert [backend.capabilities.place(one) for one in ("acme", "beta", "other")] == [
+        ACME,
+        BETA,
+        OURS,
+    ]
     for tenant, namespace in (("acme", ACME), ("other", OURS)):
         cell = await backend.create(new_sandbox_id(), spec(backend, tenant))
         channel = await Channel.open(await cell.dial())
@@ -218,7 +222,7 @@ async def test_a_tenant_that_left_the_settings_keeps_its_sandboxes(
     sandbox_id = await made_in(backend, cluster, ACME)
     for map_now in ({"beta": BETA}, {}):
         later = opened(tenant_namespaces=map_now)
-        assert later.place("acme") == OURS
+        assert later.capabilities.place("acme") == OURS
         # As the row in the ledger says.
         later.note_place(sandbox_id, ACME)
         assert (await later.attach(sandbox_id)).id == sandbox_id

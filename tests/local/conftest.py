@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local import LocalBackend
+from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import MIB, Limits
 from tests.local import trees

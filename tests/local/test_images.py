@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.backends.local import LocalBackend
+from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.errors import (
     CommandNotExecutable,
     InvalidImage,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local import LocalBackend
+from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import Conflict, NotFound, SandboxLost, SandkastenError

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local import LocalBackend, probe
+from sandkasten.backends.local import probe
+from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.linux import host_requirements, launcher
 from sandkasten.linux.programs import Programs
 from sandkasten.linux.state_layout import Layout

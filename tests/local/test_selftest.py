@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local import LocalBackend, backend, bwrap_arguments
+from sandkasten.backends.local import backend, bwrap_arguments
+from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.backends.local.cell import LocalCell
 from sandkasten.errors import IsolationRefused
 from sandkasten.model.ids import new_sandbox_id

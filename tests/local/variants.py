@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.local import LocalBackend, LocalCell
+from sandkasten.backends.local.backend import LocalBackend
 from tests.local import trees
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sandkasten.backends.local.cell import LocalCell
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, Profile

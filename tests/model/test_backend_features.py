@@ -1,56 +1,55 @@
-"""What each backend can do: one row for each, and the same as what requests are checked by."""
+"""What each backend can do: one value for each, which agrees with itself."""
 
 from __future__ import annotations
 
 import pytest
 
-from sandkasten.daemon.settings.backends.backend_names import BACKENDS
+from sandkasten.backends.backend_catalog import CAPABILITIES, PLUGINS, capabilities_of
 from sandkasten.model.backends.backend_features import (
     ALL_LIMITS,
     ALL_NETWORKS,
-    FEATURES,
     BackendFeatures,
-    features_of,
-    isolation_of,
     supported,
     unsupported,
 )
-from sandkasten.model.sandbox import gpus
-from sandkasten.model.sandbox.isolation_levels import has_inspection, has_network, strength
+from sandkasten.model.backends.capabilities import UNKNOWN
 
 pytestmark = pytest.mark.promise("P05")
 
 
-def test_every_backend_has_its_row():
-    # Tests register one more.
-    assert set(FEATURES) == set(BACKENDS) - {"unisolated"}
+def test_no_two_plugins_have_the_same_name():
+    assert len(CAPABILITIES) == len(PLUGINS)
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_row_says_what_requests_are_checked_by(name):
-    has = FEATURES[name]
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_capabilities_of_a_backend_agree(name):
+    can = CAPABILITIES[name]
+    has = can.features
     assert has.summary
     assert set(has.networks) <= set(ALL_NETWORKS)
     assert set(has.limits) <= set(ALL_LIMITS)
-    assert (has.networks != ("none",)) is has_network(name)
-    assert has.secrets is has_inspection(name)
-    assert has.gpus is (name in gpus.BACKENDS)
+    assert can.has_network is (has.networks != ("none",))
+    assert can.run_once is not has.sessions
+    assert can.strength > 0
+    # A platform has images of its own, and decides about networks.
+    assert can.external is can.own_images is can.refuses_networks
+    # Without a value in the settings, nothing is closed and nothing is anywhere else.
+    assert (can.closed, can.default_place) == (None, "")
 
 
 def test_isolation_is_the_strongest_level_that_a_backend_satisfies():
-    assert {name: isolation_of(name) for name in ("local", "gvisor")} == {
-        "local": "standard",
-        "gvisor": "gvisor",
-    }
-    assert strength("something") == 0
-    assert isolation_of("something") == "unknown"
+    levels = {name: capabilities_of(name).isolation for name in ("local", "gvisor", "docker/west")}
+    assert levels == {"local": "standard", "gvisor": "gvisor", "docker/west": "standard"}
+    assert capabilities_of("something") == UNKNOWN
+    assert (UNKNOWN.strength, UNKNOWN.isolation) == (0, "unknown")
 
 
 def test_what_is_not_supported_is_named_and_nothing_is_named_twice():
-    for has in (*FEATURES.values(), BackendFeatures()):
-        can, cannot = supported(has), unsupported(has)
+    for features in (*(can.features for can in CAPABILITIES.values()), BackendFeatures()):
+        can, cannot = supported(features), unsupported(features)
         assert not set(can) & set(cannot)
-    assert "GPUs" in unsupported(features_of("local"))
-    assert "network none, full, rules" in supported(features_of("local"))
-    assert "limits pids, workspace" in unsupported(features_of("kubernetes"))
-    assert supported(features_of("something")) == []
+    local, kubernetes = CAPABILITIES["local"].features, CAPABILITIES["kubernetes"].features
+    assert "GPUs" in unsupported(local)
+    assert "network none, full, rules" in supported(local)
+    assert "limits pids, workspace" in unsupported(kubernetes)
+    assert supported(BackendFeatures()) == []

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandkasten.backends.backend_catalog import CAPABILITIES, capabilities_of
 from sandkasten.errors import InvalidConfiguration, PolicyDenied
-from sandkasten.model.backends.backend_features import FEATURES
 from sandkasten.model.backends.backend_rules import (
     BackendRule,
     RuleSubject,
@@ -15,12 +15,18 @@ from sandkasten.model.backends.backend_rules import (
     in_order,
     match,
 )
-from sandkasten.model.sandbox.isolation_levels import MINIMA, strength, weakest_of
+from sandkasten.model.sandbox.isolation_levels import MINIMA, weakest_of
 
 pytestmark = pytest.mark.promise("P118")
 
 ACME = RuleSubject(("python", "python:3.11-slim"), {"team": "research"}, "acme", "reviewer")
-NAMES = st.sampled_from((*FEATURES, "never-examined"))
+
+
+def strength(backend: str) -> int:
+    return capabilities_of(backend).strength
+
+
+NAMES = st.sampled_from((*CAPABILITIES, "never-examined"))
 USES = st.lists(NAMES, min_size=1, max_size=6, unique=True).map(tuple)
 
 
@@ -82,7 +88,7 @@ def test_first_matching_rule_decides_and_is_named_by_its_place():
 
 def test_weaker_fallback_is_refused_with_both_names():
     with pytest.raises(InvalidConfiguration) as refused:
-        check_rules((BackendRule(("local",)), BackendRule(("gvisor", "docker"))))
+        check_rules((BackendRule(("local",)), BackendRule(("gvisor", "docker"))), strength)
     assert refused.value.message == (
         "policy.backends[1].use: backend docker isolates less than gvisor, so it must not replace "
         "it"
@@ -105,12 +111,12 @@ def test_weaker_fallback_is_refused_with_both_names():
 )
 def test_rule_below_the_demanded_isolation_is_refused(use, isolation, minimum, named):
     with pytest.raises(InvalidConfiguration, match=named):
-        check_rules((BackendRule(use),), isolation, minimum)
+        check_rules((BackendRule(use),), strength, isolation, minimum)
 
 
 def test_stronger_or_equal_fallback_is_accepted():
-    check_rules((BackendRule(("local", "docker", "gvisor")),), "standard", "standard")
-    check_rules((), "strongest", "gvisor")
+    check_rules((BackendRule(("local", "docker", "gvisor")),), strength, "standard", "standard")
+    check_rules((), strength, "strongest", "gvisor")
 
 
 @given(USES, st.sampled_from((None, *MINIMA)), st.sampled_from((None, *MINIMA)))
@@ -119,11 +125,11 @@ def test_isolation_never_weakens(use, isolation, minimum):
     policy that another program built) is not used either.
     """
     rule = BackendRule(use)
-    got = in_order(rule, minimum)
+    got = in_order(rule, strength, minimum)
     least = max(strength(use[0]), 0 if minimum is None else weakest_of(minimum))
     assert all(strength(one) >= least for one in got)
     try:
-        check_rules((rule,), isolation, minimum)
+        check_rules((rule,), strength, isolation, minimum)
     except InvalidConfiguration:
         weak = [weakest_of(one) for one in (isolation, minimum) if one is not None]
         assert any(strength(one) < max([strength(use[0]), *weak]) for one in use)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sandkasten.backends.backend_catalog import capabilities_of
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.field_patterns import GPUS, form
 from sandkasten.model.request_spellings import sandbox_options
@@ -111,6 +112,6 @@ def test_the_operators_setting_wins(request_, allowed, fine):
 def test_a_backend_without_gpus_is_named():
     for backend in ("local", "gvisor", "unisolated"):
         with pytest.raises(UnsupportedByBackend, match=f"backend {backend}"):
-            check_gpus_on(backend)
-    check_gpus_on("docker")
-    check_gpus_on("oci")
+            check_gpus_on(backend, capabilities_of(backend))
+    check_gpus_on("docker", capabilities_of("docker"))
+    check_gpus_on("oci", capabilities_of("oci"))

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from sandkasten.backends.local.capabilities import LOCAL
+from sandkasten.backends.oci.capabilities import GVISOR
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.sandbox.host_mounts import (
     MountRule,
@@ -219,6 +221,6 @@ def test_a_request_may_name_one_directory_of_a_mount():
 @pytest.mark.promise("P83")
 def test_gvisor_refuses_a_writable_mount_by_name():
     with pytest.raises(UnsupportedByBackend, match="writable mount code"):
-        check_mounts_on((MODELS, CODE), "gvisor")
-    check_mounts_on((MODELS,), "gvisor")
-    check_mounts_on((MODELS, CODE), "local")
+        check_mounts_on((MODELS, CODE), "gvisor", GVISOR)
+    check_mounts_on((MODELS,), "gvisor", GVISOR)
+    check_mounts_on((MODELS, CODE), "local", LOCAL)

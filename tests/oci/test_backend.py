@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.local import LocalBackend
-from sandkasten.backends.oci import OciBackend, OciCell, probe, runtimes, selftest
+from sandkasten.backends.local.backend import LocalBackend
+from sandkasten.backends.oci import probe, runtimes, selftest
+from sandkasten.backends.oci.backend import OciBackend
+from sandkasten.backends.oci.cell import OciCell
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.linux import sandbox_removal
 from sandkasten.linux.confinement import id_ranges, posture
@@ -201,8 +203,8 @@ def _dead(pid: int) -> bool:
 MAKER = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from sandkasten.backends.local import LocalBackend
-from sandkasten.backends.oci import OciBackend
+from sandkasten.backends.local.backend import LocalBackend
+from sandkasten.backends.oci.backend import OciBackend
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec

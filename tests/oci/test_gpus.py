@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.oci import OciBackend
+from sandkasten.backends.oci.backend import OciBackend
 from sandkasten.backends.oci.cdi import DeviceSpecs
 from sandkasten.backends.oci.oci_config import OciPlatform, config
 from sandkasten.daemon.settings.settings_file import read_tree

@@ -17,7 +17,7 @@ from tests.linux.hostvolumes import nothing_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.backends.oci import OciBackend
+    from sandkasten.backends.oci.backend import OciBackend
 
 pytestmark = pytest.mark.promise("P29")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from sandkasten.backends.oci import OciBackend
+    from sandkasten.backends.oci.backend import OciBackend
     from sandkasten.model.images.resolved_image import Image
 
 pytestmark = pytest.mark.promise("P07")

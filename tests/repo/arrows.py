@@ -112,7 +112,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
 }
 
 # Modules of backends/ that are not a backend.
-SHARED_BACKEND_MODULES = frozenset({"__init__", "catalog", "gate"})
+SHARED_BACKEND_MODULES = frozenset({"__init__", "backend_catalog", "gate", "lazy_backend"})
 
 
 def room(module: str) -> str:

@@ -89,7 +89,7 @@ def test_a_forbidden_import_is_reported(module, source, complaint):
             "import sandkasten.backends.local, sandkasten.store.ledger_directory, yaml",
         ),
         ("backends.local.cell", "from sandkasten.backends.local import bwrap_arguments"),
-        ("backends.catalog", "from sandkasten.backends import local, oci"),
+        ("backends.backend_catalog", "from sandkasten.backends import local, oci"),
         ("linux.seccomp", "import pyseccomp"),
         ("mcp.mcp_server", "import mcp\nfrom sandkasten.client.server import server_pool"),
         ("cli.main", "import typer\nfrom sandkasten.client.blocking import sync"),

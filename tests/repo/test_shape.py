@@ -22,7 +22,7 @@ MOST_MODULES = 25
 # Adapters repeat the public noun that they adapt: `images`, `workspaces`, `keys`.
 RIM = ("api/routes/", "cli/", "client/", "sync.py")
 # Every backend has these, and a reader looks for them by name.
-CONVENTIONS = {"backend.py", "cell.py", "probe.py", "selftest.py"}
+CONVENTIONS = {"backend.py", "capabilities.py", "cell.py", "plugin.py", "probe.py", "selftest.py"}
 NOUNS = {"spelling"}
 
 _REGISTRIES = (

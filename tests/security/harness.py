@@ -42,7 +42,8 @@ from tests.platform_choice import GROUNDS, Ground, engine_of, spec_on
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from sandkasten.backends.local import LocalBackend, LocalCell
+    from sandkasten.backends.local.backend import LocalBackend
+    from sandkasten.backends.local.cell import LocalCell
     from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.limits import Limits
 

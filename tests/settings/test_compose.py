@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten.backends.cloud.cloud_capabilities import opened_by
+from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
 from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.backends.cloud.modal.modal_options import ModalOptions
 from sandkasten.backends.gate.entry_keys import make_keys
-from sandkasten.daemon.backend_registry import LazyBackend, LazyCloudBackend, LazyImageBackend
+from sandkasten.backends.lazy_backend import LazyBackend
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable, SandboxLost
+from sandkasten.model.backends.capabilities import UNKNOWN
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.ports import Closes, Discards, KeepsImages, StartsSlowly
+from sandkasten.ports import KeepsImages, backend_part, may_hold
 from tests.unisolated.backend import UnisolatedBackend
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -36,13 +44,11 @@ def opened(tmp_path):
 
 
 class Keeper(UnisolatedBackend):
+    capabilities = replace(UNKNOWN, own_images=True)
     closed = 0
 
     async def aclose(self) -> None:
         self.closed += 1
-
-    def may_fetch(self, *, in_full):
-        return False
 
     async def find_image(self, names, *, fetch=False):
         return Image(names[0], kind="engine")
@@ -52,6 +58,14 @@ class Keeper(UnisolatedBackend):
 
     async def bring_contents(self, mounts) -> None:
         del mounts
+
+
+def provider(directory: Path, real: Keeper, options: E2bOptions) -> LazyBackend:
+    """Return the backend e2b with these options, which opens `real`."""
+    can = opened_by(options, "e2b", E2B)
+    return LazyBackend(
+        "e2b", can, directory, lambda: real, lambda: bool(MachineRecords(directory).ids())
+    )
 
 
 @pytest.mark.promise("P42")
@@ -102,24 +116,18 @@ async def test_a_backend_that_was_never_used_is_neither_opened_nor_closed(tmp_pa
     def opener():
         raise AssertionError
 
-    later = LazyBackend("x", tmp_path / "none", opener)
+    later = LazyBackend("x", UNKNOWN, tmp_path / "none", opener)
     assert await later.owned() == ()
     await later.discard(new_sandbox_id())
     await later.aclose()
-    assert isinstance(later, Closes)
-    assert isinstance(later, Discards)
-    assert not isinstance(later, KeepsImages)
+    assert not may_hold(later)
 
 
 async def test_a_used_backend_is_closed_and_lists_its_images(tmp_path):
     real = Keeper()
-    later = LazyImageBackend("x", tmp_path, lambda: real)
-    assert isinstance(later, KeepsImages)
-    assert isinstance(later, StartsSlowly)
-    assert later.create_timeout_s() is None
-    real.create_timeout_s = lambda: 90.0  # type: ignore[attr-defined]
-    assert later.create_timeout_s() == 90.0
-    assert await later.find_image(["a"]) == Image("a", kind="engine")
+    later = LazyBackend("x", Keeper.capabilities, tmp_path, lambda: real)
+    images = await backend_part(later, KeepsImages)
+    assert await images.find_image(["a"]) == Image("a", kind="engine")
     with pytest.raises(SandboxLost):
         await later.attach(new_sandbox_id())
     await later.aclose()
@@ -179,7 +187,7 @@ async def test_a_provider_without_a_required_setting_is_refused_before_anything_
 async def test_a_provider_whose_key_was_removed_is_asked_only_if_it_has_sandboxes(tmp_path):
     real, made = Keeper(), new_sandbox_id()
     enabled = E2bOptions(cloud=CloudOptions(enabled=True))
-    keyless = LazyCloudBackend("e2b", tmp_path, lambda: real, enabled)
+    keyless = provider(tmp_path, real, enabled)
     cell = await real.create(made, CellSpec(image=Image("host")))
     MachineRecords(tmp_path).owner()
     assert await keyless.owned() == ()
@@ -202,7 +210,7 @@ def test_a_token_of_modal_may_be_in_a_file_or_in_its_own_configuration(tmp_path,
 @pytest.mark.promise("P120")
 async def test_sandboxes_of_a_provider_that_was_disabled_are_reached_and_removed(tmp_path):
     real, made = Keeper(), new_sandbox_id()
-    closed = LazyCloudBackend("e2b", tmp_path, lambda: real, E2bOptions(api_key="e2b_key"))
+    closed = provider(tmp_path, real, E2bOptions(api_key="e2b_key"))
     cell = await real.create(made, CellSpec(image=Image("host")))
     # The provider is not asked if nothing was made there.
     assert await closed.owned() == ()

@@ -17,17 +17,19 @@ import signal
 import subprocess
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandkasten.backends.backend_catalog import capabilities_of
 from sandkasten.errors import BackendUnavailable, Conflict, InvalidImage, SandboxLost
 from sandkasten.linux.launcher import listen
 from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.linux.storage import host_root
 from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.linux.undoable_work import whole_or_nothing
+from sandkasten.model.backends.capabilities import UNKNOWN, Capabilities
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, base_environment, home, user_id
 from sandkasten.model.sandbox.network_policy import unsupported_network
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
@@ -69,10 +71,25 @@ class _Place:
                 self.process.wait(1)
 
 
+def standing_for(backend: str) -> Capabilities:
+    """Return what a backend of the catalog can do, without what only it implements."""
+    return replace(
+        capabilities_of(backend),
+        run_once=False,
+        own_images=False,
+        own_workspaces=False,
+        maintains_workspaces=False,
+        remote=False,
+        refuses_networks=False,
+        counts_after_end=False,
+    )
+
+
 class UnisolatedBackend:
     """See `ports.Backend`. `directory` holds the sockets and the named workspaces."""
 
     name = "unisolated"
+    capabilities = UNKNOWN
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory or Path(tempfile.mkdtemp(dir=_scratch()))
@@ -112,8 +129,13 @@ class UnisolatedBackend:
         return tuple(self._places)
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        """See `ports.Discards`."""
         await asyncio.to_thread(self._remove, sandbox_id)
+
+    async def ping(self) -> None:
+        """It needs nothing else."""
+
+    async def aclose(self) -> None:
+        """It keeps nothing open."""
 
     def _remove(self, sandbox_id: SandboxId) -> None:
         place = self._places.get(sandbox_id)

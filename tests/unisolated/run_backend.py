@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from sandkasten.disk.child_process import start_child
 from sandkasten.errors import SandboxLost
 from sandkasten.linux.programs import Programs, find_bwrap
+from sandkasten.model.backends.backend_features import BackendFeatures
+from sandkasten.model.backends.capabilities import Capabilities
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, home
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.oneshot_values import RunOutcome, check_run_only
@@ -36,6 +38,9 @@ UNENFORCED = Unenforced("pids_limit", "this backend of tests limits nothing", "u
 
 class RunBackend:
     name = "runs"
+    capabilities = Capabilities(
+        run_once=True, refuses_networks=True, features=BackendFeatures(networks=("none", "full"))
+    )
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,6 +61,15 @@ class RunBackend:
 
     async def owned(self) -> Sequence[SandboxId]:
         return ()
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        """It keeps none."""
+
+    async def ping(self) -> None:
+        """It needs nothing else."""
+
+    async def aclose(self) -> None:
+        """It keeps nothing open."""
 
     async def network_refusal(self, policy: NetworkPolicy) -> None:
         return None

@@ -20,11 +20,7 @@ from sandkasten.engine.commands.terminals import Terminal, TerminalSessions, ope
 from sandkasten.engine.drain import Drain
 from sandkasten.engine.handles import Handles
 from sandkasten.engine.lifecycle.admission import Admission
-from sandkasten.engine.lifecycle.backend_choice import BackendChoice
-from sandkasten.engine.lifecycle.backend_survey import BackendSurvey
 from sandkasten.engine.lifecycle.end_watch import EndWatch
-from sandkasten.engine.lifecycle.engine_choice import EngineChoice
-from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers, TierSurvey
 from sandkasten.engine.lifecycle.ledger_readiness import probed, with_extras
 from sandkasten.engine.lifecycle.pause import PauseControl
 from sandkasten.engine.lifecycle.planner import Planner
@@ -42,6 +38,11 @@ from sandkasten.engine.oneshot.build_sandbox import BuildSandbox
 from sandkasten.engine.oneshot.held_interpreters import HeldInterpreters
 from sandkasten.engine.oneshot.oneshot import OneShot
 from sandkasten.engine.oneshot.package_sandbox import PackageSandboxes
+from sandkasten.engine.placement.backend_choice import BackendChoice
+from sandkasten.engine.placement.backend_survey import BackendSurvey
+from sandkasten.engine.placement.docker_engine_choice import DockerEngineChoice
+from sandkasten.engine.placement.isolation_tiers import IsolationTiers
+from sandkasten.engine.placement.tier_survey import TierSurvey
 from sandkasten.engine.pool.warm_pool import WarmPool
 from sandkasten.engine.preflight import Preflight
 from sandkasten.engine.session_journal import SessionJournal
@@ -162,7 +163,7 @@ class Engine:
             clock=clock,
             loans=loans,
         )
-        engines = EngineChoice(policy.docker_engines, store, self._handles, claims)
+        engines = DockerEngineChoice(policy.docker_engines, store, self._handles, claims)
         tiers = IsolationTiers(backends, default_backend, policy, engines)
         self.secrets = TenantSecrets(secrets, policy.network.uninspected)
         choice = BackendChoice(tiers, images, policy, self._handles.health, self.trail, events)
@@ -529,10 +530,10 @@ class Engine:
             with suppress(TimeoutError, SandkastenError):
                 await asyncio.wait_for(self._reaper.sweep(quick=True), SWEEP_AT_CLOSE_S)
         await self._handles.aclose()
-        for part in (*self._backends.values(), self._store):
-            if isinstance(part, Closes):
-                with suppress(TimeoutError, SandkastenError):
-                    await asyncio.wait_for(part.aclose(), CLOSE_S)
+        store = [self._store] if isinstance(self._store, Closes) else []
+        for part in (*self._backends.values(), *store):
+            with suppress(TimeoutError, SandkastenError):
+                await asyncio.wait_for(part.aclose(), CLOSE_S)
         await self.trail.aclose()
 
     async def _sweep_after(self, after_s: float) -> None:

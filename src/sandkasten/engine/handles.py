@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.process_identity import boot_id
-from sandkasten.engine.backend_health import LOOK_TIMEOUT_S, BackendHealth
 from sandkasten.engine.network_audit import NetworkAudit
 from sandkasten.engine.network_totals import NetworkTotals
-from sandkasten.engine.placement import DEPARTED, has_departed, located
+from sandkasten.engine.placement.backend_health import LOOK_TIMEOUT_S, BackendHealth
+from sandkasten.engine.placement.places import DEPARTED, has_departed, located
 from sandkasten.engine.session_journal import EndReason, SessionJournal, expired, silent_end
 from sandkasten.errors import (
     BackendUnavailable,
@@ -36,7 +36,6 @@ from sandkasten.model.backends.docker_engines import not_configured
 from sandkasten.model.commands.exec_values import DEFAULT_SHELL
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
-from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, may_move
 from sandkasten.wire.channel import Channel, observing
 from sandkasten.wire.frame_codec import SAYS_ENDING
@@ -132,7 +131,7 @@ class Handles:
         self._session_journal = session_journal or SessionJournal(None, clock, events)
         self._open: dict[str, Handle] = {}
         self._judged: dict[str, EndReason] = {}
-        self.health = BackendHealth(clock, events)
+        self.health = BackendHealth(backends, clock, events)
         self.network_totals = NetworkTotals(clock.boottime())
         self.trail = self._session_journal.trail
         self.network_audit = NetworkAudit(self, self.trail)
@@ -165,7 +164,7 @@ class Handles:
         if channel is None:
             return
         handle.cut_at = None
-        if has_engine(handle.record.backend):
+        if self.health.is_external(handle.record.backend):
             channel.explain = partial(self._explained, handle)
 
         def ended() -> None:
@@ -229,7 +228,7 @@ class Handles:
         """Return the `lost` error, unless the backend's engine still reports the container alive:
         the runner is its first process, so then the sandbox lives even if it cannot be reached.
         """
-        if has_engine(handle.record.backend) and await self._there(handle):
+        if self.health.is_external(handle.record.backend) and await self._there(handle):
             return _no_answer(handle)
         return await self.lost(handle.record, cause)
 
@@ -246,12 +245,16 @@ class Handles:
                 await self.refresh(handle)
                 check_not_paused(handle.record)
                 # The connection may have been cut, not the sandbox.
-                if last or not has_engine(handle.record.backend) or not await self._there(handle):
+                if (
+                    last
+                    or not self.health.is_external(handle.record.backend)
+                    or not await self._there(handle)
+                ):
                     raise
             except TimeoutError as exc:
                 await self.refresh(handle)
                 check_not_paused(handle.record)
-                if has_engine(handle.record.backend):
+                if self.health.is_external(handle.record.backend):
                     await self._there(handle)
                 raise _no_answer(handle) from exc
         raise AssertionError
@@ -321,7 +324,7 @@ class Handles:
         try:
             yield
         except SandboxLost as exc:
-            if has_engine(handle.record.backend):
+            if self.health.is_external(handle.record.backend):
                 raise await self._explained(handle, exc) from exc
             await self.refresh(handle)
             check_not_paused(handle.record)
@@ -345,12 +348,14 @@ class Handles:
         return backend
 
     def departed(self, record: Record) -> bool:
-        """See `placement.has_departed`."""
+        """See `places.has_departed`."""
         return has_departed(record, self._backends, self._clock)
 
-    def remover(self, record: Record) -> Backend:
+    async def remover(self, record: Record) -> Backend:
         """Return the backend that removes a sandbox. Raise BackendUnavailable."""
-        return DEPARTED if self.departed(record) else located(self.backend(record.backend), record)
+        if self.departed(record):
+            return DEPARTED
+        return await located(self.backend(record.backend), record)
 
     async def lost(self, record: Record, cause: SandkastenError) -> SandkastenError:
         """Record that the cell is gone, and return the error that says why as far as known."""
@@ -420,7 +425,7 @@ class Handles:
         handle = self._open.get(record.id)
         if handle is not None and handle.channel is not None and not handle.channel.closed:
             return True
-        backend = located(self.backend(record.backend), record)
+        backend = await located(self.backend(record.backend), record)
         try:
             async with self.health.looking(record.backend, ATTACH_TIMEOUT_S, record.place):
                 await backend.attach(record.id)
@@ -450,7 +455,7 @@ class Handles:
             raise Busy(f"sandbox {the_id} is still being created", hint="try again in a moment")
         if record.state is State.LOST or record.boot_id != boot_id():
             raise await self.lost(record, SandboxLost("its processes have ended"))
-        backend = located(self.backend(record.backend), record)
+        backend = await located(self.backend(record.backend), record)
         try:
             async with self.health.asking(record.backend, ATTACH_TIMEOUT_S, record.place):
                 cell = await backend.attach(the_id)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.errors import Busy, SandboxLost, SandkastenError
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.network_policy import SILENT_HINT, NetworkCounts
-from sandkasten.ports import CountsAfterEnd, Networked
+from sandkasten.ports import CountsAfterEnd, Networked, backend_part
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -110,10 +110,11 @@ class NetworkTotals:
         """Note the final counters of a sandbox without a handle, before its files are removed."""
         if self.note is None or record.network == "none":
             return
-        if isinstance(backend, CountsAfterEnd):
+        if backend.capabilities.counts_after_end:
             with suppress(SandkastenError, TimeoutError):
                 async with asyncio.timeout(_LAST_READ_S):
-                    counts = await backend.final_counts(record.id)
+                    known = await backend_part(backend, CountsAfterEnd)
+                    counts = await known.final_counts(record.id)
                 await self.note(record, counts)
 
     async def read_one(self, handle: Handle) -> NetworkCounts | None:

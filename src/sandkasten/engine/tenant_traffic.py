@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.engine.activity import activity
 from sandkasten.errors import SandkastenError
-from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, is_there
 from sandkasten.model.sandbox.network_shares import allowance
 
@@ -103,7 +102,7 @@ class TenantTraffic:
             task = asyncio.get_running_loop().create_task(self._round_of(tenant, all_of_it))
             self._rounds[tenant] = task
             task.add_done_callback(partial(self._round_done, tenant))
-            if not any(has_engine(one.backend) for one in all_of_it):
+            if not any(self._handles.health.is_external(one.backend) for one in all_of_it):
                 near.append(task)
         if near:
             await asyncio.wait(near, timeout=_NEAR_S)

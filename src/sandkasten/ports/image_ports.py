@@ -58,10 +58,6 @@ class SpellsImages(Protocol):
 class KeepsImages(Protocol):
     """A backend with its own images besides those of the store; it cannot use the host image."""
 
-    def may_fetch(self, *, in_full: bool) -> bool:
-        """Return whether the operator lets it fetch a missing image. `in_full`: see `Lookup`."""
-        ...
-
     async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
         """Return the first of these that it has (kind `engine`, with its id), or None.
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from sandkasten.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from sandkasten.errors import UnsupportedByBackend
+    from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, RootChanges
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.oneshot_values import RunOrder, RunOutcome
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage
+
+T = TypeVar("T")
 
 
 class ByteStream(Protocol):
@@ -46,10 +51,16 @@ class Cell(Protocol):
 
 
 class Backend(Protocol):
-    """Isolation of sandboxes, and nothing else."""
+    """Isolation of sandboxes, and nothing else: seven verbs, and a value that says what it can do.
+
+    What only some backends can do is a Protocol of its own, which `capabilities` promises and
+    `backend_part` returns.
+    """
 
     @property
     def name(self) -> str: ...
+    @property
+    def capabilities(self) -> Capabilities: ...
     async def probe(self) -> Readiness: ...
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
         """Return a cell whose runner has sent its hello, or raise and leave nothing behind."""
@@ -67,6 +78,51 @@ class Backend(Protocol):
         One with several `Places` leaves out those that it cannot list now, unless it can list none.
         """
         ...
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        """Remove everything still held for the id of a cell that can no longer be attached to.
+        Twice is fine; so is an unknown id.
+        """
+        ...
+
+    async def ping(self) -> None:
+        """Raise BackendUnavailable if the platform that it depends on does not answer."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close its own connections; the sandboxes keep running. Twice is fine."""
+        ...
+
+
+@runtime_checkable
+class Opens(Protocol):
+    """A backend that is opened when it is first used."""
+
+    async def opened(self) -> Backend:
+        """Return the backend itself. Raise BackendUnavailable if it cannot be opened."""
+        ...
+
+    def may_hold(self) -> bool:
+        """Return whether it may own anything, without opening it."""
+        ...
+
+
+def may_hold(backend: Backend) -> bool:
+    """Return whether a backend may own anything; False only for one that was never used here."""
+    return not isinstance(backend, Opens) or backend.may_hold()
+
+
+async def backend_part(backend: Backend, kind: type[T]) -> T:
+    """Return the backend as one of the Protocols that its capabilities promise. Raise InternalError
+    if it does not implement it.
+    """
+    part: object = await backend.opened() if isinstance(backend, Opens) else backend
+    if not isinstance(part, kind):
+        raise InternalError(
+            f"backend {backend.name} does not implement {kind.__name__}",
+            hint="correct its capabilities",
+        )
+    return part
 
 
 @runtime_checkable
@@ -89,38 +145,11 @@ class RunsOnce(Protocol):
 
 
 @runtime_checkable
-class Discards(Protocol):
-    """A backend that can remove what is left of a cell that can no longer be attached to."""
-
-    async def discard(self, sandbox_id: SandboxId) -> None:
-        """Remove everything still held for the id. Twice is fine; so is an unknown id."""
-        ...
-
-
-@runtime_checkable
-class StartsSlowly(Protocol):
-    """A backend whose platform may fetch an image, or wait for room, while it creates a cell."""
-
-    def create_timeout_s(self) -> float | None:
-        """Return after which time a create has failed; None: as on every other backend."""
-        ...
-
-
-@runtime_checkable
 class Closes(Protocol):
-    """A backend, or a store, that keeps its own descriptors open."""
+    """A store, or another part, that keeps its own descriptors open."""
 
     async def aclose(self) -> None:
-        """Close the connections; the sandboxes keep running. Twice is fine."""
-        ...
-
-
-@runtime_checkable
-class Pings(Protocol):
-    """A backend that depends on an engine, and can ask it for a sign of life."""
-
-    async def ping(self) -> None:
-        """Raise BackendUnavailable if the engine does not answer."""
+        """Close the connections. Twice is fine."""
         ...
 
 
@@ -140,10 +169,6 @@ class Places(Protocol):
     An error of one place has its name as `place` in its details: the others are not affected.
     """
 
-    def place(self, tenant: str) -> str:
-        """Return the place of a tenant's new sandboxes; empty if there is only one."""
-        ...
-
     def note_place(self, sandbox_id: SandboxId, place: str) -> None:
         """Take note of where a sandbox was made, for `attach` and `discard`. Without it, they look
         in all places.
@@ -157,24 +182,6 @@ class RefusesNetworks(Protocol):
 
     async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
         """Return the error for a request with this network; None if it can have it."""
-        ...
-
-
-@runtime_checkable
-class NeedsEnabling(Protocol):
-    """A backend that creates nothing until the operator has enabled it and set what it needs."""
-
-    def check_enabled(self) -> None:
-        """Raise BackendUnavailable, with the setting that is missing."""
-        ...
-
-
-@runtime_checkable
-class FixesNetworks(Protocol):
-    """A backend that may be unable to change the network of a cell after it was made."""
-
-    def fixes_networks(self) -> bool:
-        """Return whether it is."""
         ...
 
 
@@ -254,11 +261,6 @@ class Pausable(Protocol):
 @runtime_checkable
 class Resizes(Protocol):
     """A backend that can change the limits of processors, memory and processes of a sandbox."""
-
-    @property
-    def resizable(self) -> bool:
-        """Whether it can on this machine."""
-        ...
 
     async def resize(self, sandbox_id: SandboxId, limits: Limits) -> None:
         """Set the limits of processors, memory and processes. Raise BackendUnavailable."""

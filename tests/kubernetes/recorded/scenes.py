@@ -21,7 +21,7 @@ from sandkasten.backends.kubernetes import (
     pod_status,
 )
 from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.daemon.backend_registry import read_kubeconfig
+from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -90,7 +90,7 @@ class Stage:
         config = local_server.kubeconfig(self.place / f"{who}.json", self.url, who, NAMESPACE)
         usual: dict[str, Any] = {"installation": "recorded", "port": self.port}
         options = replace(cluster_images.options(config), **{**usual, **changes})
-        made = KubernetesBackend(self.place, options, read_kubeconfig)
+        made = KubernetesBackend(self.place, options, read_nested)
         # The self-test runs commands in Pods, which a recording does not have.
         made._tried.add(pod_network.CLOSED)
         self._opened.append(made)

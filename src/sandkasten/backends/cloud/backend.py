@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from sandkasten.backends.cloud import differences, machine_plan, provider_errors
 from sandkasten.backends.cloud.cell import CloudCell
+from sandkasten.backends.cloud.cloud_capabilities import ANY_MACHINE
 from sandkasten.backends.cloud.machine_list import MachineList
 from sandkasten.backends.gate import entry_keys
 from sandkasten.disk.cleanup import finish
@@ -30,23 +31,26 @@ if TYPE_CHECKING:
     from sandkasten.backends.cloud.machine_records import MachineRecords
     from sandkasten.backends.cloud.provider import Provider
     from sandkasten.errors import UnsupportedByBackend
+    from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
 
 _UNDO_S: Final = 20.0
-# For everything of a create but the start of the machine.
-_ANSWERS_S: Final = 60.0
 
 
 class CloudBackend:
-    """Implements Backend, Discards, KeepsImages, Remote, RefusesNetworks, FixesNetworks,
-    StartsSlowly and Closes.
-    """
+    """Implements Backend, KeepsImages, Remote and RefusesNetworks."""
 
     def __init__(
-        self, provider: Provider, records: MachineRecords, owner: str, options: CloudOptions
+        self,
+        provider: Provider,
+        records: MachineRecords,
+        owner: str,
+        options: CloudOptions,
+        capabilities: Capabilities = ANY_MACHINE,
     ) -> None:
+        self.capabilities = capabilities
         self._provider = provider
         self._machines = MachineList(provider)
         self._records = records
@@ -131,14 +135,13 @@ class CloudBackend:
             machine_id = "" if record is None else record.machine_id
         await self._remove(sandbox_id, machine_id)
 
+    async def ping(self) -> None:
+        """Each request to the provider shows whether it answers."""
+
     async def aclose(self) -> None:
         await self._provider.aclose()
 
     # ---- optional Protocols
-
-    def create_timeout_s(self) -> float:
-        """Implement `ports.StartsSlowly`."""
-        return 2 * self._options.start_s + _ANSWERS_S
 
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""
@@ -147,14 +150,6 @@ class CloudBackend:
     async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
         """Implement `ports.RefusesNetworks`."""
         return differences.network_refusal(policy, self.name, self._provider.traits)
-
-    def fixes_networks(self) -> bool:
-        """Implement `ports.FixesNetworks`."""
-        return True
-
-    def may_fetch(self, *, in_full: bool) -> bool:
-        """Implement `ports.KeepsImages`: the provider fetches images itself."""
-        return True
 
     async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
         """Return the provider's name of an image. Only a create shows whether it exists there."""

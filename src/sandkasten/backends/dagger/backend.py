@@ -18,6 +18,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.backends.dagger.capabilities import dagger_capabilities
 from sandkasten.backends.dagger.dagger_options import (
     VERSION,
     DaggerOptions,
@@ -44,7 +45,6 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.linux.programs import Programs
-from sandkasten.model.images.pull_rules import may_pull
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.optional_extras import install_command
 from sandkasten.model.sandbox.limits import Unenforced
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.backends.dagger.dagger_options import NetworkClass
+    from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
@@ -83,7 +84,7 @@ _SHARED_NETWORK: Final = Unenforced(
 
 
 class DaggerBackend:
-    """Implements Backend, Closes, KeepsImages, RefusesNetworks and RunsOnce."""
+    """Implements Backend, KeepsImages, RefusesNetworks and RunsOnce."""
 
     def __init__(
         self,
@@ -104,6 +105,10 @@ class DaggerBackend:
     @property
     def name(self) -> str:
         return _NAME
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return dagger_capabilities(self._options)
 
     # ---- the verbs
 
@@ -222,10 +227,6 @@ class DaggerBackend:
 
     # ---- images
 
-    def may_fetch(self, *, in_full: bool) -> bool:
-        """Implement `ports.KeepsImages`."""
-        return may_pull(self._options.pull, in_full=in_full)
-
     async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
         """Resolve the name in its registry. What an engine has already, it does not tell."""
         if not fetch or not names:
@@ -253,6 +254,12 @@ class DaggerBackend:
 
     async def bring_contents(self, mounts: Sequence[HostMount]) -> None:
         """Do nothing: a session uploads a directory with the first run that mounts it."""
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        """It keeps no sandbox."""
+
+    async def ping(self) -> None:
+        """Each run asks its own engine (`reach`)."""
 
     async def aclose(self) -> None:
         await asyncio.gather(*(one.aclose() for one in self._sessions.values()))

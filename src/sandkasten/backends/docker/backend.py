@@ -22,6 +22,7 @@ from sandkasten.backends.docker import (
     unsupported,
 )
 from sandkasten.backends.docker import resource_names as names
+from sandkasten.backends.docker.capabilities import docker_capabilities
 from sandkasten.backends.docker.cell import DockerCell, is_running
 from sandkasten.backends.docker.cell_record import CellRecord, DockerDirectory
 from sandkasten.backends.docker.content_volumes import ContentVolumes
@@ -70,7 +71,7 @@ _UNDO_S = 15.0
 
 
 class DockerBackend:
-    """Implements Backend, Discards, KeepsImages, KeepsWorkspaces, Pings, Remote, RefusesNetworks.
+    """Implements Backend, KeepsImages, KeepsWorkspaces, Remote and RefusesNetworks.
 
     `name` is `docker`, or `docker/west` for a named engine, which has a directory of its own.
     """
@@ -90,6 +91,7 @@ class DockerBackend:
         self._events = events
         self._options = options or DockerOptions()
         self.name = name
+        self.capabilities = docker_capabilities(self._options)
         self._home = DockerDirectory(data_dir / name.replace("/", "-"))
         self._packer = packer
         self._programs = Programs.found(runner, None)
@@ -230,11 +232,8 @@ class DockerBackend:
         """Remove what is left of a sandbox that is no longer alive."""
         await self._remove(sandbox_id)
 
-    def may_fetch(self, *, in_full: bool) -> bool:
-        """Implement `ports.KeepsImages`."""
-        return self._images.may_fetch(in_full=in_full)
-
     async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
+        """Implement `ports.KeepsImages`."""
         return await self._images.find(names, fetch=fetch)
 
     async def bring_image(self, image: Image) -> None:

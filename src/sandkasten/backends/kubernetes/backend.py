@@ -34,6 +34,7 @@ from sandkasten.backends.kubernetes import (
 )
 from sandkasten.backends.kubernetes.api import cluster_access
 from sandkasten.backends.kubernetes.api.cluster_client import ApiRefused, ClusterClient
+from sandkasten.backends.kubernetes.capabilities import kubernetes_capabilities
 from sandkasten.backends.kubernetes.cell import UNENFORCED, KubernetesCell, Ways
 from sandkasten.backends.kubernetes.kept_claims import KeptClaims
 from sandkasten.backends.kubernetes.network import pod_egress
@@ -54,19 +55,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+    from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.model.sandbox.network_policy import NetworkPolicy
 
 _UNDO_S: Final = 15.0
-# For everything of a create but the start of its Pods.
-_ANSWERS_S: Final = 60.0
 _OWNER_BYTES: Final = 8
 _ATTEMPT_BYTES: Final = 8
 
 
 class KubernetesBackend:
-    """The sandboxes of one namespace. Implements Backend, Discards, KeepsImages, KeepsWorkspaces,
-    MaintainsWorkspaces, Remote, RefusesNetworks and StartsSlowly.
+    """The sandboxes of one namespace. Implements Backend, KeepsImages, KeepsWorkspaces,
+    MaintainsWorkspaces, Remote and RefusesNetworks.
 
     `read` returns the content of a YAML file.
     """
@@ -95,6 +95,10 @@ class KubernetesBackend:
     @property
     def name(self) -> str:
         return "kubernetes"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return kubernetes_capabilities(self._options)
 
     def within(self, namespace: str) -> KubernetesBackend:
         """Return the same for another namespace, with the same connections."""
@@ -202,12 +206,6 @@ class KubernetesBackend:
             *await self._sandboxes.list(selector),
         ]
 
-    def create_timeout_s(self) -> float:
-        """Implement `ports.StartsSlowly`: trial Pods may have to be started first."""
-        tried = self._tried >= pod_network.classes(self._options)
-        trials = 0 if tried else 2 if self._options.network_policy == "checked" else 1
-        return (1 + trials) * self._options.start_s + _ANSWERS_S
-
     async def sees_files(self) -> bool:
         """Implement `ports.Remote`."""
         return False
@@ -215,10 +213,6 @@ class KubernetesBackend:
     async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
         """Implement `ports.RefusesNetworks`."""
         return pod_network.refusal(policy, self._options)
-
-    def fixes_networks(self) -> bool:
-        """Implement `ports.FixesNetworks`: the class of a Pod cannot be changed, its rules can."""
-        return not self._options.network_rules
 
     async def keeps_workspaces(self) -> bool:
         """Implement `ports.KeepsWorkspaces`."""
@@ -243,12 +237,10 @@ class KubernetesBackend:
     async def clear_workspace(self, name: str, *, recorded: bool) -> None:
         await self._kept.clear(name, recorded=recorded)
 
-    def may_fetch(self, *, in_full: bool) -> bool:
-        """Implement `ports.KeepsImages`: the nodes pull images, by `pull_policy`."""
-        return self._options.pull_policy != "Never"
-
     async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
-        """Return the last name: whether an image exists is found out when a Pod is started."""
+        """Implement `ports.KeepsImages`: return the last name. Only a Pod that is started shows
+        whether an image exists.
+        """
         return Image(names[-1], kind="engine") if names else None
 
     async def bring_image(self, image: Image) -> None:
@@ -257,6 +249,9 @@ class KubernetesBackend:
     async def bring_contents(self, mounts: Sequence[HostMount]) -> None:
         if mounts:
             raise refusals.mounts()
+
+    async def ping(self) -> None:
+        """Each request to the API server shows whether it answers."""
 
     async def aclose(self) -> None:
         await self._client.aclose()

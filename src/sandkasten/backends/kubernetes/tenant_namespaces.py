@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from sandkasten.backends.kubernetes.cell import KubernetesCell
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+    from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
@@ -53,10 +54,11 @@ class TenantNamespaces:
     def name(self) -> str:
         return self._root.name
 
-    # ---- places
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._root.capabilities
 
-    def place(self, tenant: str) -> str:
-        return self._options.tenant_namespaces.get(tenant, self._options.namespace)
+    # ---- places
 
     def note_place(self, sandbox_id: SandboxId, place: str) -> None:
         self._places[sandbox_id] = place
@@ -176,16 +178,16 @@ class TenantNamespaces:
         return await self._root.keeps_workspaces()
 
     async def copy_workspace(self, source: str, target: str) -> None:
-        await self._check_here(source, self.place(unscoped(source)[0]))
+        await self._check_here(source, self.capabilities.place(unscoped(source)[0]))
         await self._of_workspace(source).copy_workspace(source, target)
 
     async def resize_workspace(self, name: str, size_bytes: int) -> None:
-        await self._check_here(name, self.place(unscoped(name)[0]))
+        await self._check_here(name, self.capabilities.place(unscoped(name)[0]))
         await self._of_workspace(name).resize_workspace(name, size_bytes)
 
     async def remove_workspace(self, name: str) -> None:
         await self._of_workspace(name).remove_workspace(name)
-        if await self._left_behind(name, self.place(unscoped(name)[0])):
+        if await self._left_behind(name, self.capabilities.place(unscoped(name)[0])):
             await self._at("").remove_workspace(name)
 
     async def interrupted_workspaces(self) -> Sequence[str]:
@@ -199,7 +201,7 @@ class TenantNamespaces:
         await self._of_workspace(name).clear_workspace(name, recorded=recorded)
 
     def _of_workspace(self, name: str) -> KubernetesBackend:
-        return self._at(self.place(unscoped(name)[0]))
+        return self._at(self.capabilities.place(unscoped(name)[0]))
 
     async def _left_behind(self, name: str, place: str) -> bool:
         """Return whether the claim of a workspace is where its tenant was before it got a namespace
@@ -220,20 +222,11 @@ class TenantNamespaces:
 
     # ---- the same in every namespace
 
-    def create_timeout_s(self) -> float:
-        return self._root.create_timeout_s()
-
     async def sees_files(self) -> bool:
         return await self._root.sees_files()
 
     async def network_refusal(self, policy: NetworkPolicy) -> UnsupportedByBackend | None:
         return await self._root.network_refusal(policy)
-
-    def fixes_networks(self) -> bool:
-        return self._root.fixes_networks()
-
-    def may_fetch(self, *, in_full: bool) -> bool:
-        return self._root.may_fetch(in_full=in_full)
 
     async def find_image(self, names: Sequence[str], *, fetch: bool = False) -> Image | None:
         return await self._root.find_image(names, fetch=fetch)
@@ -243,6 +236,9 @@ class TenantNamespaces:
 
     async def bring_contents(self, mounts: Sequence[HostMount]) -> None:
         await self._root.bring_contents(mounts)
+
+    async def ping(self) -> None:
+        await self._root.ping()
 
     async def aclose(self) -> None:
         for one in (*self._backends.values(), self._root):

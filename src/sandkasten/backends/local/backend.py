@@ -24,6 +24,7 @@ from sandkasten.backends.local.bwrap_arguments import (
     own_network,
     runner_command,
 )
+from sandkasten.backends.local.capabilities import LOCAL
 from sandkasten.backends.local.cell import LocalCell
 from sandkasten.disk.os_errors import disk_error
 from sandkasten.disk.process_identity import boot_id
@@ -50,6 +51,7 @@ from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.limits import Limits
     from sandkasten.model.sandbox.network_policy import NetworkCounts
@@ -74,6 +76,11 @@ class LocalBackend:
     @property
     def name(self) -> str:
         return "local"
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        # An ordinary user has no cgroup, only limits of processes.
+        return replace(LOCAL, resizes=self._root and cgroups.limits_all(self._hierarchies))
 
     @cached_property
     def _hierarchies(self) -> cgroups.Hierarchies:
@@ -116,12 +123,14 @@ class LocalBackend:
         """Remove a sandbox that is no longer alive, as `destroy` does."""
         await asyncio.to_thread(remove, self._layout, sandbox_id)
 
-    @property
-    def resizable(self) -> bool:
-        """See `ports.Resizes`. An ordinary user has no cgroup, only limits of processes."""
-        return self._root and cgroups.limits_all(self._hierarchies)
+    async def ping(self) -> None:
+        """Nothing outside this machine is needed."""
+
+    async def aclose(self) -> None:
+        """Nothing is kept open."""
 
     async def resize(self, sandbox_id: SandboxId, limits: Limits) -> None:
+        """See `ports.Resizes`."""
         try:
             # A few small writes to kernel files: faster than handing them to a thread.
             cgroups.resize(cgroups.plan(self._hierarchies, sandbox_id, limits))

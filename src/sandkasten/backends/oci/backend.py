@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.oci import probe, runtimes, selftest
+from sandkasten.backends.oci.capabilities import GVISOR, OCI
 from sandkasten.backends.oci.cdi import DeviceSpecs
 from sandkasten.backends.oci.cell import OciCell
 from sandkasten.backends.oci.oci_config import OciPlatform, config, places
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from sandkasten.backends.oci.cdi import DeviceEdits
     from sandkasten.backends.oci.runtimes import Name, Platform
+    from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.network_policy import NetworkCounts
     from sandkasten.model.sandbox.readiness import Readiness
@@ -90,6 +92,10 @@ class OciBackend:
     @property
     def name(self) -> str:
         return "gvisor" if self._kind == "gvisor" else "oci"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return GVISOR if self._kind == "gvisor" else OCI
 
     @cached_property
     def _hierarchies(self) -> cgroups.Hierarchies:
@@ -133,7 +139,7 @@ class OciBackend:
         """Return what the requested devices add, or raise before anything is made."""
         if spec.gpus is None:
             return None
-        check_gpus_on(self.name)
+        check_gpus_on(self.name, self.capabilities)
         return self._devices.edits(spec.gpus, host_image=spec.image.kind == "host")
 
     async def attach(self, sandbox_id: SandboxId) -> OciCell:
@@ -151,6 +157,12 @@ class OciBackend:
     async def discard(self, sandbox_id: SandboxId) -> None:
         """Remove a sandbox that is no longer alive, as `destroy` does."""
         await asyncio.to_thread(remove, self._layout, sandbox_id)
+
+    async def ping(self) -> None:
+        """Nothing outside this machine is needed."""
+
+    async def aclose(self) -> None:
+        """Nothing is kept open."""
 
     async def _prepare(self, spec: CellSpec) -> None:
         """Test a throw-away sandbox, once for each kind of sandbox."""

@@ -11,6 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from sandkasten.backends.backend_catalog import capabilities_of
 from sandkasten.daemon.settings.agent_settings import AgentSettings
 from sandkasten.daemon.settings.backends.backend_names import check_backend
 from sandkasten.daemon.settings.backends.dagger_settings import DaggerSettings
@@ -302,7 +303,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             hint="leave policy.isolation out, or set it to gvisor or strongest",
             setting="policy.isolation",
         )
-    check_rules(policy.backends, policy.isolation, policy.isolation_minimum)
+    check_rules(policy.backends, _strength, policy.isolation, policy.isolation_minimum)
     for at, rule in enumerate(policy.backends):
         for used in rule.use:
             check_backend(used, engines.rules(), f"policy.backends[{at}].use")
@@ -388,6 +389,10 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         packages=packages.rules(),
         values=tuple(source.origins.values()),
     )
+
+
+def _strength(backend: str) -> int:
+    return capabilities_of(backend).strength
 
 
 def _mount_rules(mounts: tuple[str, ...], data_dir: Path) -> tuple[MountRule, ...]:

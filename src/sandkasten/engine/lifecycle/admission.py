@@ -23,11 +23,11 @@ from sandkasten.model.sandbox.session_joins import variables
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.engine.lifecycle.engine_choice import EngineChoice
     from sandkasten.engine.lifecycle.planner import SandboxPlan
     from sandkasten.engine.lifecycle.tenant_quotas import TenantQuotas
     from sandkasten.engine.lifecycle.workspace_claims import WorkspaceClaims
     from sandkasten.engine.lifecycle.workspace_loans import Remover
+    from sandkasten.engine.placement.docker_engine_choice import DockerEngineChoice
     from sandkasten.engine.session_journal import SessionJournal
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Acquired
@@ -47,7 +47,7 @@ class Admission:
         claims: WorkspaceClaims,
         session_journal: SessionJournal,
         quotas: TenantQuotas,
-        engines: EngineChoice,
+        engines: DockerEngineChoice,
         clock: Clock,
     ) -> None:
         self._clock = clock

@@ -19,7 +19,6 @@ from sandkasten.engine.lifecycle.upkeep import Upkeep
 from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import SandkastenError
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, is_there
 
 if TYPE_CHECKING:
@@ -132,7 +131,11 @@ class EndWatch:
                 task = asyncio.get_running_loop().create_task(self._look_at(which[0], some))
                 self._groups[which] = task
                 task.add_done_callback(partial(self._group_done, which))
-        near = [task for (name, _), task in self._groups.items() if not has_engine(name)]
+        near = [
+            task
+            for (name, _), task in self._groups.items()
+            if not self._handles.health.is_external(name)
+        ]
         if near:
             await asyncio.wait(near)
         if self._groups:
@@ -179,7 +182,7 @@ class EndWatch:
         """Check the sandboxes of one backend and place. If its engine does not answer for one, skip
         the others.
         """
-        gate = asyncio.Semaphore(1 if has_engine(name) else _AT_ONCE)
+        gate = asyncio.Semaphore(1 if self._handles.health.is_external(name) else _AT_ONCE)
         away = False
 
         async def one(record: Record) -> None:
@@ -230,7 +233,7 @@ class EndWatch:
 
     async def _look(self, record: Record) -> None:
         dead = record.state is State.LOST
-        if record.state is State.DESTROYING and has_engine(record.backend):
+        if record.state is State.DESTROYING and self._handles.health.is_external(record.backend):
             # Its removal was requested while its engine was away, or another process is removing it
             # now.
             dead = True

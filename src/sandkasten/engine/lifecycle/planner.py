@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.lifecycle.backend_choice import asked_of
-from sandkasten.engine.placement import tenant_place
+from sandkasten.engine.placement.backend_choice import asked_of
 from sandkasten.errors import (
     Busy,
     Conflict,
@@ -26,6 +25,7 @@ from sandkasten.errors import (
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT, checked_tenant, scoped, unscoped
 from sandkasten.model.environment import checked_environment, checked_labels
+from sandkasten.model.images.pull_rules import may_pull
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, base_environment
 from sandkasten.model.sandbox.gpus import (
@@ -36,7 +36,6 @@ from sandkasten.model.sandbox.gpus import (
 )
 from sandkasten.model.sandbox.host_mounts import Mounted, check_mounts_on, choose_mounts, touching
 from sandkasten.model.sandbox.inspection import check_environment, refuse_inspection
-from sandkasten.model.sandbox.isolation_levels import has_engine, has_inspection, has_network
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.network_policy import (
     CLOSED,
@@ -75,12 +74,12 @@ from sandkasten.model.sandbox.session_joins import (
     variables,
 )
 from sandkasten.model.sandbox.workspace import WorkspaceRequest, plain_name, workspace_request
-from sandkasten.ports import KeepsImages, RefusesNetworks, RunsOnce, Watchful
+from sandkasten.ports import KeepsImages, RefusesNetworks, Watchful, backend_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.engine.lifecycle.backend_choice import BackendChoice, Chosen
+    from sandkasten.engine.placement.backend_choice import BackendChoice, Chosen
     from sandkasten.engine.storage.tenant_secrets import TenantSecrets
     from sandkasten.model.sandbox.cell_spec import HostMount
     from sandkasten.model.sandbox.host_mounts import MountRule
@@ -169,23 +168,24 @@ class Planner:
         if chosen is None:
             chosen = await self.choice.without_rules(request)
         backend = chosen.backend
-        check_mounts_on(rules, backend.name)
-        if isinstance(backend, RunsOnce):
+        can = backend.capabilities
+        check_mounts_on(rules, backend.name, can)
+        if can.run_once:
             check_run_only(backend.name, once=once, profile=profile, workspace=workspace)
         refusal = await _network_refusal(backend, network)
         if refusal is not None:
             if options.network is not None or network.closed:
                 raise refusal
             network = CLOSED
-            if isinstance(backend, RunsOnce) and await _network_refusal(backend, network):
+            if can.run_once and await _network_refusal(backend, network):
                 raise refusal
         inspection = await self._secrets.inspection(network, tenant)
         if inspection is not None:
             check_environment(inspection.secrets, env)
-            if not has_inspection(backend.name):
+            if not can.features.secrets:
                 raise refuse_inspection(backend.name)
         if gpus is not None:
-            check_gpus_on(backend.name)
+            check_gpus_on(backend.name, can)
         if image is None and joins is not None:
             # Packages belong to an image, so they need its layers.
             image = await self._resolved(backend, joins.image) if packages else _image_of(joins)
@@ -206,26 +206,27 @@ class Planner:
             reserve_disk=self._policy.disk.reserve == "all",
             min_free_bytes=self._policy.disk.min_free_bytes,
             writable_root=not self._policy.readonly_rootfs and image.kind != "host",
-            place=_place(backend, tenant),
+            place=can.place(tenant),
         )
         # Last, because it may take minutes: what can be refused was refused by now.
         sets: Sequence[PackageSet] = ()
         if packages:
             site = backend.name
-            if isinstance(backend, RunsOnce):
+            if can.run_once:
                 site = "local"
                 _check_in_store(image, backend.name)
             sets = await self._provided(packages, rules, spec, site, sites, tenant)
         if sets:
             spec = _with_packages(spec, sets)
-            if isinstance(backend, KeepsImages):
+            if can.own_images:
                 with asked_of(backend.name):
-                    await backend.bring_contents(spec.mounts)
+                    keeper = await backend_part(backend, KeepsImages)
+                    await keeper.bring_contents(spec.mounts)
         warnings = (
             *chosen.warnings,
             image.warning,
             self._root_warning(image),
-            "" if has_engine(backend.name) else _memory_warning(spec.limits),
+            "" if can.external else _memory_warning(spec.limits),
             f"{refusal.message}; defaults.network_mode does not apply" if refusal else "",
             *unreachable_rules(network, self._policy.network),
         )
@@ -365,9 +366,8 @@ class Planner:
                     there = await self._images.look_up(name)
                     if there.fetchable:
                         return False
-                    if isinstance(backend, KeepsImages) and backend.may_fetch(
-                        in_full=there.in_full
-                    ):
+                    can = backend.capabilities
+                    if can.own_images and may_pull(can.pulls, in_full=there.in_full):
                         return False
             raise
         return True
@@ -398,28 +398,29 @@ class Planner:
         """Resolve the image. `instead` is used where the name means the host, which some backends
         cannot show.
         """
-        if isinstance(backend, KeepsImages):
-            return await self._kept(backend, backend.name, name, instead, fetch=fetch)
+        if backend.capabilities.own_images:
+            return await self._kept(backend, name, instead, fetch=fetch)
         return await self._images.resolve(name, fetch=fetch)
 
     async def _kept(
-        self, keeper: KeepsImages, backend: str, name: str, instead: str | None, *, fetch: bool
+        self, backend: Backend, name: str, instead: str | None, *, fetch: bool
     ) -> Image:
         """Look in the store first, then in the backend, and only then fetch into the store."""
         there = await self._images.look_up(name)
         if there.image is not None and there.image.kind == "host":
             if instead is not None:
-                return await self._kept(keeper, backend, instead, None, fetch=fetch)
+                return await self._kept(backend, instead, None, fetch=fetch)
             raise UnsupportedByBackend(
-                f"backend {backend} cannot show this machine's own /usr (image {name})",
+                f"backend {backend.name} cannot show this machine's own /usr (image {name})",
                 hint="name an image (sandkasten image ls), or use the local backend",
                 image=name,
             )
         found, unreachable = there.image, None
         if found is None and not there.signed:
             try:
-                with asked_of(backend):
-                    pulls = fetch and keeper.may_fetch(in_full=there.in_full)
+                pulls = fetch and may_pull(backend.capabilities.pulls, in_full=there.in_full)
+                with asked_of(backend.name):
+                    keeper = await backend_part(backend, KeepsImages)
                     found = await keeper.find_image(there.names, fetch=pulls)
             except RegistryUnavailable as exc:
                 # This machine may reach what the engine's machine cannot.
@@ -431,8 +432,8 @@ class Planner:
                 raise unreachable or exc from exc
         if found is not None:
             if found.kind == "layers" and fetch:
-                with asked_of(backend):
-                    await keeper.bring_image(found)
+                with asked_of(backend.name):
+                    await (await backend_part(backend, KeepsImages)).bring_image(found)
             return found
         if unreachable is not None:
             raise unreachable
@@ -445,19 +446,19 @@ class Planner:
                 image=name,
             )
         sought = " or ".join(there.names)
-        if isinstance(keeper, RunsOnce):
+        if backend.capabilities.run_once:
             raise ImageNotFound(
-                f"image {name} is not in the store, and backend {backend} does not pull it "
+                f"image {name} is not in the store, and backend {backend.name} does not pull it "
                 f"(looked for {sought})",
                 hint="bring it into the store (sandkasten image build, import or pull), or set "
-                f"backends.{backend}.pull: missing",
+                f"backends.{backend.name}.pull: missing",
                 image=name,
             )
         last = there.names[-1]
-        settings = "backends." + backend.replace("/", ".engines.")
+        settings = "backends." + backend.name.replace("/", ".engines.")
         raise ImageNotFound(
-            f"image {name} is neither in the store nor in the Docker Engine of backend {backend} "
-            f"(looked for {sought})",
+            f"image {name} is neither in the store nor in the Docker Engine of backend "
+            f"{backend.name} (looked for {sought})",
             hint=f"bring it into the store (sandkasten image build, import or pull) or into the "
             f"Docker Engine (docker pull {last}), let it pull the image "
             f"({settings}.pull: missing), or name another image (default_image "
@@ -468,19 +469,15 @@ class Planner:
 
 async def _network_refusal(backend: Backend, policy: NetworkPolicy) -> UnsupportedByBackend | None:
     # A backend of sandboxes can always give none; one that only runs has its engine's network.
-    if policy.closed and not isinstance(backend, RunsOnce):
+    can = backend.capabilities
+    if policy.closed and not can.run_once:
         return None
-    if not policy.closed and not has_network(backend.name):
+    if not policy.closed and not can.has_network:
         return unsupported_network(backend.name)
-    if not isinstance(backend, RefusesNetworks):
+    if not can.refuses_networks:
         return None
     with asked_of(backend.name):
-        return await backend.network_refusal(policy)
-
-
-def _place(backend: Backend, tenant: str) -> str:
-    with asked_of(backend.name):
-        return tenant_place(backend, tenant)
+        return await (await backend_part(backend, RefusesNetworks)).network_refusal(policy)
 
 
 def _check_in_store(image: Image, backend: str) -> None:

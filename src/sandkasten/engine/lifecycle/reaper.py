@@ -16,17 +16,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.backend_health import LIST_TIMEOUT_S, no_answer_error
 from sandkasten.engine.lifecycle.sandboxes import Sandboxes, rebooted
 from sandkasten.engine.lifecycle.upkeep import Upkeep
 from sandkasten.engine.owner import owner_gone
-from sandkasten.engine.placement import LIFETIME_SLACK_S
+from sandkasten.engine.placement.backend_health import LIST_TIMEOUT_S, no_answer_error
+from sandkasten.engine.placement.places import LIFETIME_SLACK_S
 from sandkasten.errors import Busy, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.lifecycle import State, is_there
 from sandkasten.model.sandbox.sandbox_values import Swept
-from sandkasten.ports import RunsOnce
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -205,8 +204,9 @@ class Reaper:
                 return
             unsure: SandkastenError | None = None
             # One that runs once has none, whether it answers or not.
-            keep = [each for each in self._backends.values() if not isinstance(each, RunsOnce)]
-            for backend in keep:
+            for backend in self._backends.values():
+                if backend.capabilities.run_once:
+                    continue
                 try:
                     if one in await self._held(backend):
                         await self._sandboxes.remove(backend, one)

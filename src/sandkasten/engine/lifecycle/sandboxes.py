@@ -22,7 +22,6 @@ from sandkasten.disk.cleanup import finish
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.lifecycle.admission import new_record, not_made
-from sandkasten.engine.lifecycle.backend_choice import Chosen, asked_of
 from sandkasten.engine.lifecycle.planner import (
     Planner,
     SandboxPlan,
@@ -32,6 +31,7 @@ from sandkasten.engine.lifecycle.planner import (
 )
 from sandkasten.engine.lifecycle.sandbox_info import described
 from sandkasten.engine.owner import owner_gone
+from sandkasten.engine.placement.backend_choice import Chosen, asked_of
 from sandkasten.engine.pool.spare_claims import SpareClaims, send_lease
 from sandkasten.engine.pool.warm_pool import REFILL_AFTER_S
 from sandkasten.errors import (
@@ -47,7 +47,6 @@ from sandkasten.errors import (
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.pool.pool_kinds import Miss
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
-from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.lifecycle import State, is_there
 from sandkasten.model.sandbox.session_joins import JoinTerms
 from sandkasten.ports import (
@@ -56,10 +55,8 @@ from sandkasten.ports import (
     Candid,
     Cautions,
     Clock,
-    Discards,
     EventSink,
     Sites,
-    StartsSlowly,
     Store,
     Tracing,
 )
@@ -341,8 +338,7 @@ class Sandboxes:
                 try:
                     cell = handle.cell if handle is not None else await backend.attach(the_id)
                 except SandboxLost:
-                    if isinstance(backend, Discards):
-                        dying = asyncio.ensure_future(backend.discard(the_id))
+                    dying = asyncio.ensure_future(backend.discard(the_id))
                 else:
                     dying = asyncio.ensure_future(cell.destroy())
                 # Yield once so that the removal starts; our connection is closed meanwhile.
@@ -366,9 +362,7 @@ class Sandboxes:
         return described(record, created=created, used=used, cwd=cwd, clock=self._clock)
 
     async def _start(self, record: Record, plan: SandboxPlan) -> Record:
-        limit_s = CREATE_TIMEOUT_S
-        if isinstance(plan.backend, StartsSlowly):
-            limit_s = plan.backend.create_timeout_s() or CREATE_TIMEOUT_S
+        limit_s = plan.backend.capabilities.create_timeout_s or CREATE_TIMEOUT_S
         try:
             with asked_of(plan.backend.name):
                 async with asyncio.timeout(limit_s):
@@ -419,7 +413,9 @@ class Sandboxes:
         except SandkastenError as exc:
             # The caller gets the original error; the row says what is left to do.
             self._emit("sandbox.cleanup_failed", record, error=exc.code)
-            if isinstance(cause, BackendUnavailable) and has_engine(record.backend):
+            if isinstance(cause, BackendUnavailable) and self._handles.health.is_external(
+                record.backend
+            ):
                 # An engine that is away made nothing. If it did, the reaper finds it without an
                 # owner. Rows of sandboxes that never existed must not pile up until the engine is
                 # back.
@@ -449,7 +445,7 @@ class Sandboxes:
             with suppress(QuotaExceeded, InternalError, BackendUnavailable):
                 await self._store.put(replace(record, state=State.DESTROYING))
         # After the mark: a Docker Engine that is not in the settings may come back.
-        backend = self._handles.remover(record)
+        backend = await self._handles.remover(record)
         if self._handles.peek(record.id) is None:
             await self._handles.network_totals.ended_unattended(backend, record)
         try:
@@ -489,7 +485,7 @@ class Sandboxes:
         try:
             alive = await self._handles.alive(record)
         except (BackendUnavailable, Busy):
-            if not has_engine(record.backend):
+            if not self._handles.health.is_external(record.backend):
                 return record
             unsure = f"backend {record.backend} does not answer: this is what was last known"
             return replace(record, warnings=(*record.warnings, unsure))

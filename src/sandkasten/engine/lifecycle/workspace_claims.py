@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from sandkasten.disk.cleanup import finish
-from sandkasten.engine.lifecycle.backend_choice import asked_of
 from sandkasten.engine.owner import owner_gone
+from sandkasten.engine.placement.backend_choice import asked_of
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -34,7 +34,7 @@ from sandkasten.model.sandbox.workspace import (
     check_size,
     plain_name,
 )
-from sandkasten.ports import KeepsWorkspaces, MaintainsWorkspaces
+from sandkasten.ports import KeepsWorkspaces, MaintainsWorkspaces, backend_part
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -133,7 +133,7 @@ class WorkspaceClaims:
         size = size_bytes if size_bytes is not None else self._rules.default_bytes
         await self.prepare(name)
         if keeper:
-            await _clear(self._keeper(name, keeper), name, recorded=False)
+            await _clear(await self._keeper(name, keeper), name, recorded=False)
         return await self.port.create(name, size, self._clock.now(), keeper=keeper)
 
     async def copy(self, source: str, target: str) -> StoredWorkspace:
@@ -184,17 +184,17 @@ class WorkspaceClaims:
     async def keeper_of(self, name: str) -> KeepsWorkspaces | None:
         """Return the backend that has the files of a workspace; None if they are here."""
         stored = await self.port.get(name)
-        return self._keeper(name, stored.keeper) if stored.keeper else None
+        return await self._keeper(name, stored.keeper) if stored.keeper else None
 
-    def _keeper(self, name: str, keeper: str) -> KeepsWorkspaces:
+    async def _keeper(self, name: str, keeper: str) -> KeepsWorkspaces:
         backend = self._handles.backend(keeper)
-        if not isinstance(backend, KeepsWorkspaces):
+        if not backend.capabilities.own_workspaces:
             raise BackendUnavailable(
                 f"workspace {plain_name(name)} is a volume of backend {keeper}, which "
                 "keeps no workspaces",
                 hint="start the daemon with the settings that it was made with",
             )
-        return backend
+        return await backend_part(backend, KeepsWorkspaces)
 
     async def prepare(self, name: str) -> None:
         """Make room for one more workspace."""
@@ -239,8 +239,9 @@ class WorkspaceClaims:
 async def keeper_name(backend: Backend) -> str:
     """Return the name of a backend that keeps workspaces itself, or an empty string."""
     with asked_of(backend.name):
-        if isinstance(backend, KeepsWorkspaces) and await backend.keeps_workspaces():
-            return backend.name
+        if backend.capabilities.own_workspaces:
+            keeper = await backend_part(backend, KeepsWorkspaces)
+            return backend.name if await keeper.keeps_workspaces() else ""
     return ""
 
 

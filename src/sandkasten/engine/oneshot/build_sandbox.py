@@ -21,7 +21,7 @@ from sandkasten.model.sandbox.cell_spec import BUILD_WORKSPACE
 from sandkasten.model.sandbox.network_policy import rule_for
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.ports import KeepsImages, Pausable, Readable
+from sandkasten.ports import Pausable, Readable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -83,7 +83,7 @@ class BuildSandbox:
         )
         chosen = await self._planner.choice.default_if_allowed(request)
         plan = await self._planner.plan(request, image=image, sites=self._sites, chosen=chosen)
-        if isinstance(plan.backend, KeepsImages):
+        if plan.backend.capabilities.own_images:
             raise _cannot_tell(plan.backend.name)
         longest_s = plan.spec.limits.max_exec_timeout_s
         lease = replace(plan.lease, idle_timeout_s=longest_s, lifetime_s=longest_s * 2)

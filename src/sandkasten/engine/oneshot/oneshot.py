@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
-from sandkasten.engine.lifecycle.backend_choice import asked_of
 from sandkasten.engine.oneshot.artifacts import collect_artifacts
 from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, PYTHON, PYTHON_MAIN
 from sandkasten.engine.oneshot.run_events import RunEvents
 from sandkasten.engine.oneshot.run_to_end import RunToEnd
+from sandkasten.engine.placement.backend_choice import asked_of
 from sandkasten.engine.storage.stage_publish import verified
 from sandkasten.errors import (
     CommandNotFound,
@@ -46,13 +46,13 @@ from sandkasten.model.sandbox.oneshot_values import (
 from sandkasten.model.sandbox.policy import public_limits
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.spelling import did_you_mean, shown
-from sandkasten.ports import UNTRACED, RunsOnce
+from sandkasten.ports import UNTRACED, RunsOnce, backend_part
 
 if TYPE_CHECKING:
     from sandkasten.engine.commands.execution import Execution
-    from sandkasten.engine.lifecycle.backend_choice import Chosen
     from sandkasten.engine.lifecycle.planner import Planner, SandboxPlan
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
+    from sandkasten.engine.placement.backend_choice import Chosen
     from sandkasten.engine.storage.sandbox_files import FileOperations
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.commands.exec_values import ChunkReader
@@ -164,10 +164,10 @@ class OneShot:
             )
             try:
                 with self._tracing.span("sandbox.connect") as connecting:
-                    if isinstance(plan.backend, RunsOnce):
+                    if plan.backend.capabilities.run_once:
                         # Afterwards the code may have run, and is not sent to another backend.
                         with asked_of(plan.backend.name):
-                            await plan.backend.reach(plan.spec)
+                            await (await backend_part(plan.backend, RunsOnce)).reach(plan.spec)
                         return plan, told, None
                     record = await self._sandboxes.acquire(plan, quota)
                     pooled = record.acquired == "pool"

@@ -21,7 +21,7 @@ from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.ports import Remote
+from sandkasten.ports import Remote, backend_part
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -66,7 +66,9 @@ class PackageSandboxes:
             image=image,
         )
         longest_s = plan.spec.limits.max_exec_timeout_s
-        seen = not isinstance(plan.backend, Remote) or await plan.backend.sees_files()
+        seen = True
+        if plan.backend.capabilities.remote:
+            seen = await (await backend_part(plan.backend, Remote)).sees_files()
         plan = replace(
             plan,
             spec=replace(plan.spec, env={}, mounts=mounts if seen else (), reserve_disk=False),

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.engine.commands.exec_results import GRACE_S, start_fields
 from sandkasten.engine.storage.sandbox_files import file_entry
-from sandkasten.errors import InternalError, NotFound, ProtocolViolation, SandkastenError
+from sandkasten.errors import NotFound, ProtocolViolation, SandkastenError
 from sandkasten.model.files.file_entries import FileContent, Listing
 from sandkasten.model.sandbox.cell_spec import WORKSPACE, base_environment
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunOrder
-from sandkasten.ports import UNTRACED, RunsOnce
+from sandkasten.ports import UNTRACED, RunsOnce, backend_part
 from sandkasten.wire.json_bodies import to_bytes_json
 from sandkasten.wire.messages import decode_entry, decode_exec, decode_page
 from sandkasten.wire.script import Answers, Script
@@ -133,9 +133,7 @@ class RunToEnd:
             max_answer_bytes=most,
             after=self._state,
         )
-        backend = self._plan.backend
-        if not isinstance(backend, RunsOnce):
-            raise InternalError(f"backend {backend.name} keeps sandboxes", hint="use one of it")
+        backend = await backend_part(self._plan.backend, RunsOnce)
         outcome = await backend.run(order)
         self._state, self._unenforced = outcome.state, outcome.unenforced
         return Answers(outcome.answers)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from sandkasten.disk.process_identity import boot_id, this_process
 from sandkasten.engine.handles import Handle, Handles
 from sandkasten.engine.owner import owner_gone
-from sandkasten.engine.placement import located
+from sandkasten.engine.placement.places import located
 from sandkasten.errors import SandkastenError
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.session_joins import variables
-from sandkasten.ports import Clock, EventSink, Networked, Resizes, Store
+from sandkasten.ports import Clock, EventSink, Networked, Resizes, Store, backend_part
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.frame_codec import LEASE_ENV
 from sandkasten.wire.json_bodies import to_bytes_json
@@ -102,7 +102,8 @@ class SpareClaims:
             if row is None or row.state is not State.RUNNING or row.acquired != "spare":
                 return None
             async with asyncio.timeout(CLAIM_TIMEOUT_S):
-                cell = await located(plan.backend, row).attach(spare.id)
+                backend = await located(plan.backend, row)
+                cell = await backend.attach(spare.id)
                 channel = await Channel.open(await cell.dial())
                 try:
                     await send_lease(channel, plan.lease, CLAIM_TIMEOUT_S)
@@ -184,12 +185,16 @@ def apply_request(
     """
     leasing = send_lease(channel, lease, CLAIM_TIMEOUT_S, spec.env)
     works: list[asyncio.Future[None]] = [asyncio.ensure_future(leasing)]
-    if isinstance(backend, Resizes) and backend.resizable and spec.limits != had:
-        works.append(asyncio.ensure_future(backend.resize(the_id, spec.limits)))
+    if backend.capabilities.resizes and spec.limits != had:
+        works.append(asyncio.ensure_future(_resize(backend, the_id, spec.limits)))
     if not spec.network.closed and isinstance(cell, Networked):
         changing = cell.change_network(spec.network, spec.ceiling.reachable)
         works.append(asyncio.ensure_future(changing))
     return works
+
+
+async def _resize(backend: Backend, the_id: SandboxId, limits: Limits) -> None:
+    await (await backend_part(backend, Resizes)).resize(the_id, limits)
 
 
 async def send_lease(

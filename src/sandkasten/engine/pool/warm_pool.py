@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from sandkasten.engine.lifecycle.backend_choice import Chosen
+from sandkasten.engine.placement.backend_choice import Chosen
 from sandkasten.errors import SandboxLost, SandkastenError, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.pool.pool_kinds import (
@@ -33,7 +33,6 @@ from sandkasten.model.pool.pool_kinds import (
 )
 from sandkasten.model.sandbox.policy import Lease
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.ports import FixesNetworks, Resizes
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -263,9 +262,7 @@ class WarmPool:
         return plan.runtime
 
     def _spec_of(self, plan: SandboxPlan) -> CellSpec:
-        backend = plan.backend
-        resizable = isinstance(backend, Resizes) and backend.resizable
-        spec = pooled_spec(plan.spec, resizable=resizable)
+        spec = pooled_spec(plan.spec, resizable=plan.backend.capabilities.resizes)
         # An interpreter has read its environment when it started.
         return spec if self._runtime_of(plan) is None else replace(spec, env=plan.spec.env)
 
@@ -477,7 +474,6 @@ async def _done(record: Record) -> Record | None:
 
 def _unusual(plan: SandboxPlan) -> str:
     """Return what keeps a request from every pooled sandbox; empty if nothing does."""
-    backend = plan.backend
-    fixes = isinstance(backend, FixesNetworks) and backend.fixes_networks()
+    fixes = plan.backend.capabilities.fixed_network
     named = plan.workspace is not None
     return unusual(plan.spec, named_workspace=named, fixed_network=fixes)

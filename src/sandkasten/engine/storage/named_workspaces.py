@@ -31,7 +31,7 @@ from sandkasten.model.sandbox.workspace import (
     checked_workspace_name,
     plain_name,
 )
-from sandkasten.ports import MaintainsWorkspaces
+from sandkasten.ports import MaintainsWorkspaces, backend_part, may_hold
 from sandkasten.wire.messages import decode_stats
 
 if TYPE_CHECKING:
@@ -200,9 +200,10 @@ class NamedWorkspaces:
                 async with self._claims.lock(name, wait_s=0):
                     await to_the_end(port.clear(name))
         for backend in backends:
-            if isinstance(backend, MaintainsWorkspaces):
+            if backend.capabilities.maintains_workspaces and may_hold(backend):
                 with suppress(BackendUnavailable):
-                    await self._claims.tidy(backend)
+                    keeper = await backend_part(backend, MaintainsWorkspaces)
+                    await self._claims.tidy(keeper)
 
     @asynccontextmanager
     async def _unused(self, name: str, attempt: str) -> AsyncIterator[None]:

@@ -1,18 +1,16 @@
 """What each backend can do, and what a survey found of it. Pure.
 
-`doctor`, `GET /v1/backends` and docs/reference/backends.md show these values. A new backend adds
-its row to `FEATURES`; what an option of the settings opens or closes belongs in its `notes`.
+`doctor`, `GET /v1/backends` and docs/reference/backends.md show these values. What an option of the
+settings opens or closes belongs in `notes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  (json_codec reads it)
 from dataclasses import field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.sandbox.isolation_levels import MINIMA, strength, weakest_of
 from sandkasten.model.sandbox.limits import Unenforced  # noqa: TC001  (json_codec reads it)
 
 if TYPE_CHECKING:
@@ -89,163 +87,10 @@ class BackendReport:
     """How many a named Docker Engine may have; None: any number."""
 
 
-_CLUSTER_NETWORKS: Final = (
-    "A network requires backends.kubernetes.networks.full or .rules; without them there is none."
-)
-FEATURES: Final[Mapping[str, BackendFeatures]] = MappingProxyType(
-    {
-        "local": BackendFeatures(
-            summary="kernel features, set up with bubblewrap",
-            sessions=True,
-            networks=ALL_NETWORKS,
-            network_updates=True,
-            secrets=True,
-            limits=ALL_LIMITS,
-            workspaces=True,
-            mounts=True,
-            packages=True,
-            dev_profile=True,
-            pause=True,
-            snapshots=True,
-            resize=True,
-            notes=(
-                "Without root on the host: no dev profile, pause and resize, fewer limits, and no "
-                "writable host mounts.",
-                "It alone can build images, as root.",
-            ),
-        ),
-        "oci": BackendFeatures(
-            summary="kernel features, set up by runc or crun",
-            sessions=True,
-            networks=ALL_NETWORKS,
-            network_updates=True,
-            secrets=True,
-            limits=ALL_LIMITS,
-            workspaces=True,
-            mounts=True,
-            packages=True,
-            dev_profile=True,
-            pause=True,
-            snapshots=True,
-            gpus=True,
-            notes=("It requires root on the host.",),
-        ),
-        "gvisor": BackendFeatures(
-            summary="a second kernel, gVisor",
-            sessions=True,
-            networks=ALL_NETWORKS,
-            network_updates=True,
-            secrets=True,
-            limits=ALL_LIMITS,
-            workspaces=True,
-            mounts=True,
-            packages=True,
-            dev_profile=True,
-            pause=True,
-            snapshots=True,
-            notes=(
-                "Host mounts are read-only.",
-                "The limit of processes counts what gVisor needs on the host.",
-            ),
-        ),
-        "docker": BackendFeatures(
-            summary="containers of a Docker Engine",
-            sessions=True,
-            networks=ALL_NETWORKS,
-            network_updates=True,
-            secrets=True,
-            limits=ALL_LIMITS,
-            workspaces=True,
-            mounts=True,
-            packages=True,
-            dev_profile=True,
-            pause=True,
-            snapshots=True,
-            gpus=True,
-            notes=(
-                "Volumes have no size: the limit workspace requires workspace_mode bind, as root.",
-                "Host mounts require a Docker Engine that sees the files of the daemon's machine.",
-                "Secrets require a socket or TLS between the daemon and the Docker Engine.",
-            ),
-        ),
-        "kubernetes": BackendFeatures(
-            summary="Pods of a cluster",
-            sessions=True,
-            networks=ALL_NETWORKS,
-            network_updates=True,
-            limits=("cpu", "memory"),
-            workspaces=True,
-            snapshots=True,
-            notes=(
-                _CLUSTER_NETWORKS,
-                "Only rules can be changed later, and only with .rules.",
-                "Named workspaces require backends.kubernetes.workspaces.enabled.",
-                "Images are those of a registry that the nodes reach.",
-            ),
-        ),
-        "fly": BackendFeatures(
-            summary="microVMs of Fly (Fly Machines)",
-            sessions=True,
-            networks=("none", "full"),
-            snapshots=True,
-            notes=(
-                "Images are those of a registry that Fly reaches, with the programs of Sandkasten.",
-                "Processors and memory are those of the next size that Fly has.",
-                "The gate in a machine ends it after backends.fly.lifetime_seconds.",
-            ),
-        ),
-        "e2b": BackendFeatures(
-            summary="machines of E2B, or of a service with its protocol",
-            sessions=True,
-            networks=("none", "full"),
-            snapshots=True,
-            notes=(
-                "An image is a template of E2B, which decides about processors, memory and disk.",
-                "E2B ends a sandbox after backends.e2b.lifetime_seconds.",
-            ),
-        ),
-        "modal": BackendFeatures(
-            summary="sandboxes of Modal",
-            sessions=True,
-            networks=("none", "full"),
-            limits=("cpu", "memory"),
-            snapshots=True,
-            notes=(
-                "Images are those for linux/amd64 in a registry that Modal can read.",
-                "Modal ends a sandbox after backends.modal.lifetime_seconds.",
-            ),
-        ),
-        "dagger": BackendFeatures(
-            summary="containers of a Dagger Engine",
-            networks=("none", "full"),
-            packages=True,
-            notes=(
-                "It runs one-shots alone, and their output comes when they have ended.",
-                "A network is that of an engine: backends.dagger.engines.none and .egress.",
-                "Processors, memory, processes and disk are limited for the whole engine.",
-                "Packages are installed by backend local, for images of the store.",
-            ),
-        ),
-    }
-)
-_UNKNOWN: Final = BackendFeatures()
-
-
-def features_of(backend: str) -> BackendFeatures:
-    """Return the row of a backend, also for one of its engines (`docker/NAME`)."""
-    return FEATURES.get(backend.partition("/")[0], _UNKNOWN)
-
-
-def features_here(backend: str, readiness: Readiness) -> BackendFeatures:
-    """Return the row of a backend without what a probe found missing on this machine."""
+def features_here(features: BackendFeatures, readiness: Readiness) -> BackendFeatures:
+    """Return the features without what a probe found missing on this machine."""
     lacking: dict[str, Any] = dict.fromkeys(readiness.lacks, False)
-    return replace(features_of(backend), **lacking)
-
-
-def isolation_of(backend: str) -> str:
-    """Return the strongest level that a backend satisfies."""
-    met = [level for level in MINIMA if weakest_of(level) <= strength(backend)]
-    return max(met, key=weakest_of, default="unknown")
+    return replace(features, **lacking)
 
 
 _NAMES: Final = {

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidConfiguration, PolicyDenied
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.sandbox.isolation_levels import strength, weakest_of
+from sandkasten.model.sandbox.isolation_levels import weakest_of
 from sandkasten.model.spelling import shown, wildcard_match
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 SETTING: Final = "policy.backends"
 _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -103,7 +103,9 @@ def match(rules: Sequence[BackendRule], subject: RuleSubject) -> Matched | None:
     return None
 
 
-def in_order(rule: BackendRule, minimum: str | None = None) -> tuple[str, ...]:
+def in_order(
+    rule: BackendRule, strength: Callable[[str], int], minimum: str | None = None
+) -> tuple[str, ...]:
     """Return the backends that a request may get by a rule, in order. None of them isolates less
     than the first one or than the operator's minimum, whatever the rule says.
     """
@@ -112,11 +114,15 @@ def in_order(rule: BackendRule, minimum: str | None = None) -> tuple[str, ...]:
 
 
 def check_rules(
-    rules: Sequence[BackendRule], isolation: str | None = None, minimum: str | None = None
+    rules: Sequence[BackendRule],
+    strength: Callable[[str], int],
+    isolation: str | None = None,
+    minimum: str | None = None,
 ) -> None:
     """Raise InvalidConfiguration for a rule that could weaken the isolation of a request.
 
-    `isolation` and `minimum` are `policy.isolation` and `policy.isolation_minimum`.
+    `strength` returns how much a backend isolates; `isolation` and `minimum` are the settings
+    `policy.isolation` and `policy.isolation_minimum`.
     """
     if rules and isolation == "strongest":
         raise InvalidConfiguration(

@@ -6,19 +6,17 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.backends.docker_engines import family
 from sandkasten.model.field_patterns import DEVICE_ID, GPUS, form
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.sandbox.sandbox_options import Number, SandboxOptions
 
 ALL: Final = -1
 MAX_GPUS: Final = 64
-BACKENDS: Final = ("docker", "oci")
-"""The backends that can give a sandbox GPUs."""
 _WORD: Final = "all"
 _ID: Final = form(DEVICE_ID)
 _TEXT: Final = form(GPUS)
@@ -115,11 +113,11 @@ def check_gpus(request: GpuRequest, allowed: int, field: str = "gpus") -> None:
     )
 
 
-def check_gpus_on(backend: str) -> None:
+def check_gpus_on(backend: str, can: Capabilities) -> None:
     """Raise UnsupportedByBackend for a backend that has no GPUs to give."""
-    if family(backend) not in BACKENDS:
+    if not can.features.gpus:
         raise UnsupportedByBackend(
             f"backend {backend} cannot give a sandbox GPUs",
-            hint=f"request backend {' or '.join(BACKENDS)}",
+            hint="request a backend that has GPUs: sandkasten doctor --all lists them",
             field="gpus",
         )

@@ -20,6 +20,8 @@ from sandkasten.model.spelling import did_you_mean, shown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from sandkasten.model.backends.capabilities import Capabilities
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 MAX_MOUNTS = 64
 _PATH_MAX = 4096
@@ -163,13 +165,13 @@ def _is_plain(below: str) -> bool:
     return plain and below.isprintable() and len(below.encode()) < _PATH_MAX
 
 
-def check_mounts_on(rules: Iterable[MountRule], backend: str) -> None:
+def check_mounts_on(rules: Iterable[MountRule], backend: str, can: Capabilities) -> None:
     """Raise UnsupportedByBackend for a writable mount where the owner of files would be unknown."""
     for rule in rules:
-        if rule.mode == "rw" and backend == "gvisor":
+        if rule.mode == "rw" and not can.writable_mounts:
             raise UnsupportedByBackend(
-                f"backend gvisor does not support the writable mount {rule.name}: its file server "
-                "creates files as a user of its own",
+                f"backend {backend} does not support the writable mount {rule.name}: "
+                "its file server creates files as a user of its own",
                 hint="use isolation: standard, or upload and download the files",
                 mount=rule.name,
             )

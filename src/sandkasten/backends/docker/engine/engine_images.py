@@ -24,7 +24,6 @@ from sandkasten.errors import (
     Unauthorized,
     UnsupportedByBackend,
 )
-from sandkasten.model.images.pull_rules import may_pull
 from sandkasten.model.images.resolved_image import Image
 
 if TYPE_CHECKING:
@@ -161,9 +160,6 @@ class EngineImages:
                 image=image.name,
             )
         return found
-
-    def may_fetch(self, *, in_full: bool) -> bool:
-        return may_pull(self._pull, in_full=in_full)
 
     async def find(self, wanted: Sequence[str], *, fetch: bool) -> Image | None:
         """Implement `ports.KeepsImages`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sandkasten.backends.backend_catalog import CAPABILITIES
 from sandkasten.daemon.settings.setting_parsers import choice, invalid
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model.backends.docker_engines import (
@@ -19,17 +20,7 @@ if TYPE_CHECKING:
 
     from sandkasten.model.backends.docker_engines import EngineRules
 
-BACKENDS: tuple[str, ...] = (
-    "local",
-    "oci",
-    "gvisor",
-    "docker",
-    "kubernetes",
-    "dagger",
-    "fly",
-    "e2b",
-    "modal",
-)
+BACKENDS: tuple[str, ...] = tuple(CAPABILITIES)
 
 
 def backend_name(name: str, value: object) -> str:

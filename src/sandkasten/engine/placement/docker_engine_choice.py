@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.backend_health import LOOK_TIMEOUT_S
+from sandkasten.engine.placement.backend_health import LOOK_TIMEOUT_S
 from sandkasten.errors import (
     BackendUnavailable,
     InvalidConfiguration,
@@ -36,7 +36,6 @@ from sandkasten.model.backends.docker_engines import (
 )
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.workspace import not_on_engine
-from sandkasten.ports import Pings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -54,7 +53,7 @@ _NO_RULES = EngineRules()
 _QUOTA = "max_sandboxes"
 
 
-class EngineChoice:
+class DockerEngineChoice:
     def __init__(
         self,
         engines: Mapping[str, EngineRules],
@@ -126,9 +125,8 @@ class EngineChoice:
 
     async def _ping(self, name: str) -> None:
         backend = self._handles.backend(name)
-        if isinstance(backend, Pings):
-            async with self._handles.health.looking(name, LOOK_TIMEOUT_S):
-                await backend.ping()
+        async with self._handles.health.looking(name, LOOK_TIMEOUT_S):
+            await backend.ping()
 
     async def _keeper(self, workspace: str | None) -> str:
         """Return the backend that has the files of a workspace; empty if there is none."""

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import SandboxLost
+from sandkasten.model.backends.capabilities import Capabilities
 from sandkasten.model.backends.docker_engines import ENGINE_PREFIX, not_configured
 from sandkasten.model.sandbox.readiness import Readiness
-from sandkasten.ports import Places
+from sandkasten.ports import Places, backend_part
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -22,15 +23,10 @@ if TYPE_CHECKING:
 LIFETIME_SLACK_S: Final = 10.0
 
 
-def tenant_place(backend: Backend, tenant: str) -> str:
-    """Return the place of a tenant's new sandboxes; empty if there is only one."""
-    return backend.place(tenant) if isinstance(backend, Places) else ""
-
-
-def located(backend: Backend, record: Record) -> Backend:
+async def located(backend: Backend, record: Record) -> Backend:
     """Return the backend, which now knows where the sandbox of this row is."""
-    if record.place and isinstance(backend, Places):
-        backend.note_place(record.id, record.place)
+    if record.place and backend.capabilities.default_place:
+        (await backend_part(backend, Places)).note_place(record.id, record.place)
     return backend
 
 
@@ -52,6 +48,7 @@ class DepartedEngine:
     """
 
     name = "docker/departed"
+    capabilities = Capabilities(external=True)
 
     async def probe(self) -> Readiness:
         return Readiness(ready=False, reason="it is not in the settings any more")
@@ -64,6 +61,15 @@ class DepartedEngine:
 
     async def owned(self) -> tuple[SandboxId, ...]:
         return ()
+
+    async def discard(self, sandbox_id: SandboxId) -> None:
+        """Nothing of it can be reached."""
+
+    async def ping(self) -> None:
+        raise not_configured(self.name, ())
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
 
 
 DEPARTED: Final = DepartedEngine()

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sandkasten.engine.lifecycle.engine_choice import is_full
-from sandkasten.engine.placement import tenant_place
+from sandkasten.engine.placement.docker_engine_choice import is_full
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -33,18 +32,17 @@ from sandkasten.model.backends.backend_rules import RuleSubject, in_order, match
 from sandkasten.model.backends.docker_engines import engine_labels, family
 from sandkasten.model.environment import checked_labels
 from sandkasten.model.images.image_name import is_id
-from sandkasten.model.sandbox.isolation_levels import has_engine
 from sandkasten.model.sandbox.sandbox_values import wanted_images
 from sandkasten.model.sandbox.workspace import workspace_request
 from sandkasten.model.spelling import shown
-from sandkasten.ports import RunsOnce, SpellsImages
+from sandkasten.ports import SpellsImages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from sandkasten.engine.audit_trail import AuditTrail
-    from sandkasten.engine.backend_health import BackendHealth
-    from sandkasten.engine.lifecycle.isolation_tiers import IsolationTiers
+    from sandkasten.engine.placement.backend_health import BackendHealth
+    from sandkasten.engine.placement.isolation_tiers import IsolationTiers
     from sandkasten.model.backends.backend_rules import Matched
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.policy import Policy
@@ -142,13 +140,13 @@ class BackendChoice:
                 with asked_of(name):
                     backend = candidates.only or await self._named(name, request)
                     # One that runs once is asked by `reach`: of its engines, one can be away.
-                    once = isinstance(backend, RunsOnce)
-                    if following is not None and has_engine(name) and not once:
+                    can = backend.capabilities
+                    if following is not None and can.external and not can.run_once:
                         # At one that is known to be away, one request at a time tries.
-                        self._health.check(backend.name, tenant_place(backend, request.tenant))
+                        self._health.check(backend.name, can.place(request.tenant))
                 return await self._with_room(name, backend, request, work, tuple(passed))
             except (BackendUnavailable, Busy, QuotaExceeded) as exc:
-                if not _is_unavailable(exc, name):
+                if not self._is_unavailable(exc, name):
                     raise
                 failed[name] = exc
                 if following is None:
@@ -206,7 +204,7 @@ class BackendChoice:
         if matched is None:
             chosen = (await self.without_rules(request)).backend
             return _Candidates((chosen.name,), only=chosen)
-        names = in_order(matched.rule, self._policy.isolation_minimum)
+        names = in_order(matched.rule, self._tiers.strength, self._policy.isolation_minimum)
         if not names:
             raise PolicyDenied(
                 f"{matched.name} names no backend that policy.isolation_minimum allows",
@@ -217,8 +215,23 @@ class BackendChoice:
             names = (joins.backend,)
         elif options.workspace_id is not None:
             # Its files are in one place: elsewhere the request would get another, empty one.
-            names = tuple(one for one in names if one == names[0] or _share_files(one, names[0]))
+            names = tuple(
+                one for one in names if one == names[0] or self._share_files(one, names[0])
+            )
         return _Candidates(names, matched.name)
+
+    def _share_files(self, one: str, other: str) -> bool:
+        external = self._health.is_external
+        return not external(one) and not external(other)
+
+    def _is_unavailable(self, exc: SandkastenError, name: str) -> bool:
+        """Return whether an error says that this backend cannot make a sandbox now."""
+        backend = exc.details.get("backend")
+        # Of labels, the error is that of a Docker Engine which has them.
+        if backend != name and not ("=" in name and family(str(backend)) == family(name)):
+            return False
+        # On this machine, what is full is the machine, and the request may be what is too large.
+        return isinstance(exc, BackendUnavailable) or self._health.is_external(name)
 
     def _workspace(self, request: CreateRequest) -> str | None:
         found = workspace_request(request, self._policy.workspaces)
@@ -250,10 +263,6 @@ def _asked_name(asked: str | None, chosen: Backend) -> str:
     return asked if asked is not None and engine_labels(asked) is not None else chosen.name
 
 
-def _share_files(one: str, other: str) -> bool:
-    return not has_engine(one) and not has_engine(other)
-
-
 def _check_only(matched: Matched, asked: str | None, backend: str, hint: str = "") -> None:
     if matched.rule.only and not {asked, backend} & set(matched.rule.use):
         named = " or ".join(matched.rule.use)
@@ -283,16 +292,6 @@ def _list_failed(rule: str, failed: Mapping[str, SandkastenError]) -> Sandkasten
         for note in getattr(one, "__notes__", ()):
             error.add_note(f"{name}: {note}")
     return error
-
-
-def _is_unavailable(exc: SandkastenError, name: str) -> bool:
-    """Return whether an error says that this backend cannot make a sandbox now."""
-    told = exc.details.get("backend")
-    # Of labels, the error is that of a Docker Engine which has them.
-    if told != name and not ("=" in name and family(str(told)) == family(name)):
-        return False
-    # Without an engine, what is full is this machine, and the request may be what is too large.
-    return isinstance(exc, BackendUnavailable) or has_engine(name)
 
 
 @contextmanager

@@ -6,13 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import SandkastenError
-from sandkasten.model.backends.backend_features import BackendReport, features_here, isolation_of
+from sandkasten.model.backends.backend_features import BackendReport, features_here
 from sandkasten.model.sandbox.readiness import Readiness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.engine.lifecycle.engine_choice import EngineChoice
+    from sandkasten.engine.placement.docker_engine_choice import DockerEngineChoice
     from sandkasten.ports import Backend
 
 # A probe makes at most one trial sandbox, which takes seconds on a busy machine.
@@ -24,7 +24,7 @@ class BackendSurvey:
         self,
         backends: Mapping[str, Backend],
         default_backend: str,
-        engines: EngineChoice | None = None,
+        engines: DockerEngineChoice | None = None,
     ) -> None:
         """`engines` knows named Docker Engines, and how many sandboxes there are."""
         self._backends = backends
@@ -39,11 +39,11 @@ class BackendSurvey:
             BackendReport(
                 name=backend.name,
                 default=backend.name == self._default,
-                isolation=isolation_of(backend.name),
+                isolation=backend.capabilities.isolation,
                 ready=one.ready,
                 reason=one.reason,
                 remedy=one.remedy,
-                features=features_here(backend.name, one),
+                features=features_here(backend.capabilities.features, one),
                 unenforced=one.unenforced,
             )
             for backend, one in zip(ranked, found, strict=True)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import BackendUnavailable, SandboxLost, SandkastenError
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.sandbox.isolation_levels import has_engine
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
-    from sandkasten.ports import Clock, EventSink
+    from sandkasten.ports import Backend, Clock, EventSink
 
 # An engine on the same machine answers in milliseconds, a remote one in a few hundred.
 LOOK_TIMEOUT_S = 5.0
@@ -44,11 +44,21 @@ class _Silence:
 
 
 class BackendHealth:
-    def __init__(self, clock: Clock, events: EventSink | None) -> None:
+    def __init__(
+        self, backends: Mapping[str, Backend], clock: Clock, events: EventSink | None
+    ) -> None:
+        self._backends = backends
         self._clock = clock
         self._events = events
         self._silent: dict[_Site, _Silence] = {}
         self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_AT_ONCE))
+
+    def is_external(self, backend: str) -> bool:
+        """Return whether a platform holds its sandboxes, which can be unreachable while they live
+        on. So it may be for one that is not here any more, such as a removed Docker Engine.
+        """
+        found = self._backends.get(backend)
+        return found is None or found.capabilities.external
 
     def check(self, backend: str, place: str = "") -> None:
         """Raise BackendUnavailable while the backend, or this place of it, is known not to answer,
@@ -79,7 +89,7 @@ class BackendHealth:
         return [_copy(one.error) for _, one in sorted(self._silent.items())]
 
     def away(self, backend: str, error: BackendUnavailable) -> None:
-        if has_engine(backend):
+        if self.is_external(backend):
             error.details.setdefault("backend", backend)
             site = _site(backend, error)
             if site not in self._silent and self._events is not None:
@@ -97,13 +107,13 @@ class BackendHealth:
 
     def looking(self, backend: str, timeout_s: float, place: str = "") -> _Asking:
         """Guard a background check: few at a time, and none right after a failed one."""
-        if not has_engine(backend):
+        if not self.is_external(backend):
             return self.asking(backend, timeout_s)
         return _Asking(self, (backend, place), LOOK_TIMEOUT_S, self._turns[backend])
 
     def listing(self, backend: str) -> _Asking:
         """Guard a list of everything that a backend has, as `looking` does."""
-        turns = self._turns[backend] if has_engine(backend) else None
+        turns = self._turns[backend] if self.is_external(backend) else None
         return _Asking(self, (backend, ""), LIST_TIMEOUT_S, turns)
 
     def asking(self, backend: str, timeout_s: float, place: str = "") -> _Asking:
@@ -147,11 +157,11 @@ class _Asking:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError as exc:
             error = exc
-            if not has_engine(self._backend):
+            if not self._health.is_external(self._backend):
                 raise
         finally:
             self._leave()
-        if isinstance(error, TimeoutError) and has_engine(self._backend):
+        if isinstance(error, TimeoutError) and self._health.is_external(self._backend):
             late = no_answer_error(self._backend, self._timeout_s)
             self._health.away(self._backend, late)
             raise late from error

@@ -1,0 +1,25 @@
+"""The plugins of backends: add one here, and it can be named in settings and requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.cloud.cloud_plugins import PLUGINS as _PROVIDERS
+from sandkasten.backends.dagger.plugin import PLUGIN as _DAGGER
+from sandkasten.backends.docker.plugin import PLUGIN as _DOCKER
+from sandkasten.backends.kubernetes.plugin import PLUGIN as _KUBERNETES
+from sandkasten.backends.local.plugin import PLUGIN as _LOCAL
+from sandkasten.backends.oci.plugin import GVISOR_PLUGIN, OCI_PLUGIN
+from sandkasten.model.backends.capabilities import UNKNOWN
+
+if TYPE_CHECKING:
+    from sandkasten.model.backends.capabilities import Capabilities
+
+PLUGINS: Final = (_LOCAL, OCI_PLUGIN, GVISOR_PLUGIN, _DOCKER, _KUBERNETES, _DAGGER, *_PROVIDERS)
+CAPABILITIES: Final = {plugin.name: plugin.capabilities for plugin in PLUGINS}
+"""By the name of the backend, without settings."""
+
+
+def capabilities_of(backend: str) -> Capabilities:
+    """Return what a backend can do, also for one below another (`docker/NAME`)."""
+    return CAPABILITIES.get(backend.partition("/")[0], UNKNOWN)

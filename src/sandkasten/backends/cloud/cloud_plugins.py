@@ -1,0 +1,73 @@
+"""The plugin of each provider of machines. Imports nothing of it before it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkasten.backends.cloud.cloud_capabilities import opened_by
+from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
+from sandkasten.backends.cloud.fly.fly_capabilities import FLY
+from sandkasten.backends.cloud.modal.modal_capabilities import MODAL
+from sandkasten.backends.lazy_backend import LazyBackend, with_library
+from sandkasten.ports.backend_plugins import BackendPlugin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sandkasten.backends.cloud.machine_plan import ProviderOptions
+    from sandkasten.backends.cloud.provider import Provider
+    from sandkasten.model.backends.capabilities import Capabilities
+    from sandkasten.ports import Backend
+    from sandkasten.ports.backend_plugins import BackendContext
+
+
+def _fly(options: Any, owner: str) -> Provider:
+    from sandkasten.backends.cloud.fly.fly_provider import FlyProvider
+
+    return FlyProvider(options, owner)
+
+
+def _e2b(options: Any, owner: str) -> Provider:
+    from sandkasten.backends.cloud.e2b.e2b_provider import E2bProvider
+
+    return E2bProvider(options, owner)
+
+
+def _modal(options: Any, owner: str) -> Provider:
+    from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
+
+    return ModalProvider(options, owner)
+
+
+def _plugin(
+    name: str, can: Capabilities, provider: Callable[[Any, str], Provider]
+) -> BackendPlugin:
+    def opened(context: BackendContext) -> Mapping[str, Backend]:
+        options: ProviderOptions = context.settings(name)
+        directory = context.data_dir / name
+        left = opened_by(options, name, can)
+
+        def opener() -> Backend:
+            from sandkasten.backends.cloud.backend import CloudBackend
+            from sandkasten.backends.cloud.machine_records import MachineRecords
+
+            records = MachineRecords(directory)
+            owner = records.owner()
+            machines = provider(options, owner)
+            return CloudBackend(machines, records, owner, options.cloud, left)
+
+        def holds() -> bool:
+            from sandkasten.backends.cloud.machine_records import MachineRecords
+
+            return bool(MachineRecords(directory).ids())
+
+        return {name: LazyBackend(name, left, directory, with_library(name, name, opener), holds)}
+
+    return BackendPlugin(name, can, opened)
+
+
+PLUGINS: Final = (
+    _plugin("fly", FLY, _fly),
+    _plugin("e2b", E2B, _e2b),
+    _plugin("modal", MODAL, _modal),
+)

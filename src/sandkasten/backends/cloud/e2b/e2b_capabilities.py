@@ -1,0 +1,21 @@
+"""What the backend e2b can do. Nothing of the provider is imported here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandkasten.backends.cloud.cloud_capabilities import machine
+from sandkasten.model.backends.backend_features import BackendFeatures
+
+E2B: Final = machine(
+    BackendFeatures(
+        summary="machines of E2B, or of a service with its protocol",
+        sessions=True,
+        networks=("none", "full"),
+        snapshots=True,
+        notes=(
+            "An image is a template of E2B, which decides about processors, memory and disk.",
+            "E2B ends a sandbox after backends.e2b.lifetime_seconds.",
+        ),
+    )
+)

@@ -1,0 +1,22 @@
+"""What the backend fly can do. Nothing of the provider is imported here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandkasten.backends.cloud.cloud_capabilities import machine
+from sandkasten.model.backends.backend_features import BackendFeatures
+
+FLY: Final = machine(
+    BackendFeatures(
+        summary="microVMs of Fly (Fly Machines)",
+        sessions=True,
+        networks=("none", "full"),
+        snapshots=True,
+        notes=(
+            "Images are those of a registry that Fly reaches, with the programs of Sandkasten.",
+            "Processors and memory are those of the next size that Fly has.",
+            "The gate in a machine ends it after backends.fly.lifetime_seconds.",
+        ),
+    )
+)

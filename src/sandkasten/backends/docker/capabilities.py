@@ -1,0 +1,45 @@
+"""What the backend docker can do. Nothing of the backend is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.model.backends.backend_features import ALL_LIMITS, ALL_NETWORKS, BackendFeatures
+from sandkasten.model.backends.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from sandkasten.backends.docker.docker_options import DockerOptions
+
+DOCKER: Final = Capabilities(
+    strength=1,
+    external=True,
+    own_images=True,
+    own_workspaces=True,
+    remote=True,
+    refuses_networks=True,
+    features=BackendFeatures(
+        summary="containers of a Docker Engine",
+        sessions=True,
+        networks=ALL_NETWORKS,
+        network_updates=True,
+        secrets=True,
+        limits=ALL_LIMITS,
+        workspaces=True,
+        mounts=True,
+        packages=True,
+        dev_profile=True,
+        pause=True,
+        snapshots=True,
+        gpus=True,
+        notes=(
+            "Volumes have no size: the limit workspace requires workspace_mode bind, as root.",
+            "Host mounts require a Docker Engine that sees the files of the daemon's machine.",
+            "Secrets require a socket or TLS between the daemon and the Docker Engine.",
+        ),
+    ),
+)
+
+
+def docker_capabilities(options: DockerOptions) -> Capabilities:
+    return replace(DOCKER, pulls=options.pull)

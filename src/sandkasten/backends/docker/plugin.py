@@ -1,0 +1,54 @@
+"""The plugin of the backend docker, and of each named Docker Engine.
+
+Imports nothing of it before it is used.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.docker.capabilities import DOCKER, docker_capabilities
+from sandkasten.backends.lazy_backend import LazyBackend, with_library
+from sandkasten.errors import BackendUnavailable
+from sandkasten.ports.backend_plugins import BackendPlugin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.backends.docker.docker_options import DockerOptions
+    from sandkasten.ports import Backend
+    from sandkasten.ports.backend_plugins import BackendContext
+
+
+def _open(context: BackendContext) -> Mapping[str, Backend]:
+    section = context.settings("docker")
+    named: Mapping[str, DockerOptions] = context.settings("docker_engines")
+
+    def opener(name: str, options: DockerOptions) -> Backend:
+        trouble = section.trouble if name == "docker" else None
+        if trouble is not None:
+            raise BackendUnavailable(trouble.message, hint=trouble.hint, backend=name)
+        from sandkasten.backends.docker.backend import DockerBackend
+
+        return DockerBackend(
+            context.data_dir,
+            options,
+            name=name,
+            packer=context.packer(),
+            pull_limits=context.pull_limits,
+            events=context.events,
+        )
+
+    return {
+        name: LazyBackend(
+            name,
+            docker_capabilities(options),
+            context.data_dir / name.replace("/", "-"),
+            with_library(name, "docker", partial(opener, name, options)),
+        )
+        for name, options in {"docker": section.options, **named}.items()
+    }
+
+
+PLUGIN: Final = BackendPlugin("docker", DOCKER, _open)

@@ -1,0 +1,33 @@
+"""The plugin of the backend kubernetes. Imports nothing of it before it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.kubernetes.capabilities import KUBERNETES, kubernetes_capabilities
+from sandkasten.backends.lazy_backend import LazyBackend
+from sandkasten.ports.backend_plugins import BackendPlugin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
+    from sandkasten.ports import Backend
+    from sandkasten.ports.backend_plugins import BackendContext
+
+
+def _open(context: BackendContext) -> Mapping[str, Backend]:
+    options: KubernetesOptions = context.settings("kubernetes")
+
+    def opener() -> Backend:
+        from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
+
+        return TenantNamespaces(context.data_dir, options, context.read_yaml)
+
+    # With a name of its own, an installation may own Pods that another data directory made.
+    home = context.data_dir if options.installation else context.data_dir / "kubernetes"
+    can = kubernetes_capabilities(options)
+    return {"kubernetes": LazyBackend("kubernetes", can, home, opener)}
+
+
+PLUGIN: Final = BackendPlugin("kubernetes", KUBERNETES, _open)

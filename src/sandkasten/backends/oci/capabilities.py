@@ -1,0 +1,52 @@
+"""What the backends oci and gvisor can do. Nothing of the backend is imported here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandkasten.model.backends.backend_features import ALL_LIMITS, ALL_NETWORKS, BackendFeatures
+from sandkasten.model.backends.capabilities import Capabilities
+
+OCI: Final = Capabilities(
+    strength=1,
+    counts_after_end=True,
+    features=BackendFeatures(
+        summary="kernel features, set up by runc or crun",
+        sessions=True,
+        networks=ALL_NETWORKS,
+        network_updates=True,
+        secrets=True,
+        limits=ALL_LIMITS,
+        workspaces=True,
+        mounts=True,
+        packages=True,
+        dev_profile=True,
+        pause=True,
+        snapshots=True,
+        gpus=True,
+        notes=("It requires root on the host.",),
+    ),
+)
+GVISOR: Final = Capabilities(
+    strength=2,
+    counts_after_end=True,
+    writable_mounts=False,
+    features=BackendFeatures(
+        summary="a second kernel, gVisor",
+        sessions=True,
+        networks=ALL_NETWORKS,
+        network_updates=True,
+        secrets=True,
+        limits=ALL_LIMITS,
+        workspaces=True,
+        mounts=True,
+        packages=True,
+        dev_profile=True,
+        pause=True,
+        snapshots=True,
+        notes=(
+            "Host mounts are read-only.",
+            "The limit of processes counts what gVisor needs on the host.",
+        ),
+    ),
+)

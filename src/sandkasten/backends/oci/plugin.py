@@ -1,0 +1,45 @@
+"""The plugin of the backends oci and gvisor. Imports nothing of it before it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.backends.lazy_backend import LazyBackend
+from sandkasten.backends.oci.capabilities import GVISOR, OCI
+from sandkasten.ports.backend_plugins import BackendPlugin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.ports import Backend
+    from sandkasten.ports.backend_plugins import BackendContext
+
+
+def _open_oci(context: BackendContext) -> Mapping[str, Backend]:
+    def opener() -> Backend:
+        from sandkasten.backends.oci.backend import OciBackend
+        from sandkasten.backends.oci.cdi import DeviceSpecs
+
+        hooks = context.settings("cdi_hooks")
+        devices = DeviceSpecs(context.settings("cdi_dirs"), hooks, context.read_yaml)
+        return OciBackend(
+            context.data_dir,
+            context.settings("oci_runtime"),
+            strict=context.settings("oci_strict"),
+            devices=devices,
+        )
+
+    return {"oci": LazyBackend("oci", OCI, context.data_dir / "oci", opener)}
+
+
+def _open_gvisor(context: BackendContext) -> Mapping[str, Backend]:
+    def opener() -> Backend:
+        from sandkasten.backends.oci.backend import OciBackend
+
+        return OciBackend(context.data_dir, "runsc")
+
+    return {"gvisor": LazyBackend("gvisor", GVISOR, context.data_dir / "gvisor", opener)}
+
+
+OCI_PLUGIN: Final = BackendPlugin("oci", OCI, _open_oci)
+GVISOR_PLUGIN: Final = BackendPlugin("gvisor", GVISOR, _open_gvisor)

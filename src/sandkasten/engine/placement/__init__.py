@@ -1,0 +1,1 @@
+"""Give a request a backend, and remember which backends do not answer."""

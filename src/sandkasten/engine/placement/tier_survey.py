@@ -1,0 +1,164 @@
+"""Try the tiers of this machine, for `doctor`.
+
+A tier is a backend with a kind of root and a profile. Measures by creating and destroying real
+sandboxes, none of them a client's.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from sandkasten.engine.placement.backend_survey import readiness_of
+from sandkasten.errors import SandkastenError
+from sandkasten.model.backends.docker_engines import ENGINE_PREFIX
+from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
+from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten.model.sandbox.sandbox_values import CreateRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sandkasten.engine.lifecycle.planner import Planner
+    from sandkasten.engine.lifecycle.sandboxes import Sandboxes
+    from sandkasten.model.sandbox.policy import Policy
+    from sandkasten.ports import Backend, ImageSource
+
+_CREATES: Final = 3
+# Names that a machine with any image is likely to have.
+_LIKELY_IMAGES: Final = ("python", "linux", "node", "base")
+_NO_IMAGE: Final = "there is no image in the store"
+_GET_IMAGE: Final = (
+    "build one with sandkasten image build datascience (requires mmdebstrap), or use "
+    "sandkasten image import or image pull"
+)
+
+
+class TierSurvey:
+    """The report of `doctor`: every tier, tried."""
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        default_backend: str,
+        policy: Policy,
+        images: ImageSource,
+        planner: Planner,
+        sandboxes: Sandboxes,
+    ) -> None:
+        self._backends = backends
+        self._default = default_backend
+        self._policy = policy
+        self._images = images
+        self._planner = planner
+        self._sandboxes = sandboxes
+
+    async def tiers(self, *, measure: bool) -> list[Tier]:
+        """Return all tiers, the default first. With `measure`, create a few real sandboxes on each
+        ready one.
+        """
+        image = await self._some_image()
+        if self._backends[self._default].capabilities.run_once:
+            # It makes no sandbox that could be planned or measured.
+            lines = [replace(await self._looked_at(self._default), default=True)]
+        else:
+            lines = [await self._tier("", CreateRequest(), measure)]
+        default = lines[0].backend
+        if "local" in self._backends:
+            if default != "local":
+                host = CreateRequest(SandboxOptions(backend="local", image="host"))
+                lines.append(await self._tier("local", host, measure))
+            on_image = CreateRequest(SandboxOptions(backend="local", image=image))
+            if image is None:
+                lines.append(_missing("local on an image", "local", _NO_IMAGE, _GET_IMAGE))
+            else:
+                lines.append(await self._tier("local on an image", on_image, measure))
+            dev = CreateRequest(SandboxOptions(backend="local", image=image, profile="dev"))
+            lines.append(await self._tier("local, dev profile", dev, measure))
+        engines = [name for name in self._backends if name.startswith(ENGINE_PREFIX)]
+        for name in ("oci", "gvisor", "docker", *engines):
+            if name not in self._backends:
+                reason = f"this engine has no backend named {name}"
+                lines.append(
+                    _missing(name, name, reason, f"open it with {name} among its backends")
+                )
+            elif name != default:
+                wanted = CreateRequest(SandboxOptions(backend=name, image=image))
+                if self._backends[name].capabilities.external:
+                    lines.append(await self._looked_at(name))
+                else:
+                    lines.append(await self._tier(name, wanted, measure))
+        return lines
+
+    async def _tier(self, name: str, wanted: CreateRequest, measure: bool) -> Tier:
+        """Report one tier. An empty `name` means the default tier, which is named by its result."""
+        default, backend = not name, wanted.options.backend or self._default
+        create_ms: float | None = None
+        try:
+            if default:
+                backend = (await self._planner.plan(wanted)).backend.name
+            found = await readiness_of(self._backends[backend])
+            if found.ready:
+                plan = await self._planner.plan(wanted)
+                create_ms = await self._create_ms(wanted) if measure else None
+        except SandkastenError as exc:
+            reason = exc.operator_message
+            return _missing(name or backend, backend, reason, exc.hint, default=default)
+        if not found.ready:
+            return _missing(name or backend, backend, found.reason, found.remedy, default=default)
+        return Tier(
+            name=name or backend,
+            backend=backend,
+            image=plan.spec.image.name,
+            profile=plan.spec.profile,
+            ready=True,
+            default=default,
+            tried=measure,
+            warnings=_warnings(found),
+            create_ms=create_ms,
+        )
+
+    async def _looked_at(self, name: str) -> Tier:
+        """Only probe: planning a sandbox could already copy an image into the user's engine."""
+        found = await readiness_of(self._backends[name])
+        if not found.ready:
+            return _missing(name, name, found.reason, found.remedy)
+        return Tier(name=name, backend=name, ready=True, warnings=_warnings(found))
+
+    async def _create_ms(self, wanted: CreateRequest) -> float:
+        """Return the median create time. The first create also makes what the others share, and is
+        left out.
+        """
+        times: list[float] = []
+        for _ in range(_CREATES + 1):
+            plan = await self._planner.plan(wanted)
+            began = time.perf_counter()
+            record = await self._sandboxes.make(plan)
+            times.append((time.perf_counter() - began) * 1000)
+            await self._sandboxes.destroy(record.id)
+        from statistics import median
+
+        return round(median(times[1:]), 1)
+
+    async def _some_image(self) -> str | None:
+        """Return the name of an image that has layers, not the host image."""
+        default: str | None = self._policy.default_image
+        for name in _LIKELY_IMAGES if default is None else (default, *_LIKELY_IMAGES):
+            try:
+                image = await self._images.resolve(name)
+            except SandkastenError:
+                continue
+            if image.kind == "layers":
+                return name
+        return None
+
+
+def _warnings(found: Readiness) -> tuple[Requirement, ...]:
+    return tuple(one for one in found.requirements if not one.ok and not one.required)
+
+
+def _missing(name: str, backend: str, reason: str, remedy: str, *, default: bool = False) -> Tier:
+    return Tier(
+        name=name, backend=backend, ready=False, reason=reason, remedy=remedy, default=default
+    )

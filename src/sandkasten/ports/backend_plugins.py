@@ -1,0 +1,41 @@
+"""A backend as a plugin: one value that can be imported without the library that it wraps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sandkasten.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from sandkasten.model.backends.capabilities import Capabilities
+    from sandkasten.model.images.pull_rules import PullLimits
+    from sandkasten.ports import EventSink
+    from sandkasten.ports.image_ports import ImagePacker
+    from sandkasten.ports.isolation import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What a plugin gets to open its backends."""
+
+    data_dir: Path
+    settings: Callable[[str], Any]
+    """Returns a section or value of the settings by its name."""
+    read_yaml: Callable[[Path], object]
+    """Reads a YAML file of bounded depth and size."""
+    packer: Callable[[], ImagePacker]
+    """Returns what packs images of the store for an engine with images of its own."""
+    pull_limits: PullLimits
+    events: EventSink
+
+
+@dataclass(frozen=True, slots=True)
+class BackendPlugin:
+    name: str
+    capabilities: Capabilities
+    """Without settings: what it can do where they open everything."""
+    open: Callable[[BackendContext], Mapping[str, Backend]]
+    """Returns its backends by name: its own, and perhaps some below it, `NAME/OTHER`."""
