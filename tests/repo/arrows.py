@@ -112,7 +112,9 @@ LIBRARIES: dict[str, frozenset[str]] = {
 }
 
 # Modules of backends/ that are not a backend.
-SHARED_BACKEND_MODULES = frozenset({"__init__", "backend_catalog", "gate", "lazy_backend"})
+SHARED_BACKEND_MODULES = frozenset(
+    {"__init__", "backend_catalog", "gate", "lazy_backend", "plugin_discovery"}
+)
 
 
 def room(module: str) -> str:

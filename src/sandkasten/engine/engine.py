@@ -77,11 +77,12 @@ from sandkasten.ports import UNTRACED, Closes
 from sandkasten.wire.messages import decode_processes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from sandkasten.model.access.tenancy import TenantQuota
+    from sandkasten.model.backends.backend_features import BackendReport
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.policy import Policy
@@ -216,7 +217,7 @@ class Engine:
         self._survey = TierSurvey(
             backends, default_backend, policy, images, planner, self._sandboxes
         )
-        self.backends = BackendSurvey(backends, default_backend, engines).reports
+        self._backend_survey = BackendSurvey(backends, default_backend, engines)
         self._pausing = PauseControl(self._handles, store, policy, clock, events, self.network)
         self._reaper = Reaper(
             backends=backends,
@@ -229,8 +230,6 @@ class Engine:
         )
         self._history = ExecHistory(self._handles, journal, clock, events)
         self._execution = Execution(self._handles, self._history, events, policy.ceiling, tracing)
-        self.exec_signal, self.exec_stdin = self._execution.signal, self._execution.stdin
-        self.shell_close = self._execution.close_shell
         self.code = CodeContexts(self._handles, self._execution, self._in_flight)
         self._watch = EndWatch(
             backends=backends,
@@ -390,6 +389,10 @@ class Engine:
         """Return the backends that did not answer when they were last asked, and why."""
         return self._handles.health.errors()
 
+    async def backends(self) -> Sequence[BackendReport]:
+        """Probe every backend, all at once; the default is first."""
+        return await self._backend_survey.reports()
+
     async def tiers(self, *, measure: bool = True) -> Tiered:
         """Return every isolation tier; `measure` creates and times a few sandboxes on each."""
         return await self._survey.tiers(measure=measure)
@@ -423,6 +426,15 @@ class Engine:
         self, sandbox_id: str, exec_id: str, *, since_seq: int = 0, follow: bool = False
     ) -> AsyncIterator[Chunk | ExecResult]:
         return self._execution.output(sandbox_id, exec_id, since_seq=since_seq, follow=follow)
+
+    async def exec_signal(self, sandbox_id: str, exec_id: str, signal: int) -> None:
+        await self._execution.signal(sandbox_id, exec_id, signal)
+
+    async def exec_stdin(
+        self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False
+    ) -> None:
+        """Send input to a command; wait until it has read what the kernel does not buffer."""
+        await self._execution.stdin(sandbox_id, exec_id, data, close=close)
 
     async def execs(self, sandbox_id: str, *, limit: int = 256, tenant: str | None = None) -> Past:
         """Return the newest commands, pieces of code and kernels of a sandbox, oldest first."""
@@ -465,6 +477,10 @@ class Engine:
             env=env,
             cwd=cwd,
         )
+
+    async def shell_close(self, sandbox_id: str, name: str) -> None:
+        """End a persistent shell with its jobs; the next command of that name gets a new one."""
+        await self._execution.close_shell(sandbox_id, name)
 
     def connect(self, sandbox_id: str, port: int) -> AbstractAsyncContextManager[PortStream]:
         return connect_port(self._handles, sandbox_id, port)

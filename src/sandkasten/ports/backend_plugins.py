@@ -1,8 +1,13 @@
-"""A backend as a plugin: one value that can be imported without the library that it wraps."""
+"""A backend as a plugin: one value that can be imported without the library that it wraps.
+
+Distributions of other projects bring one as an entry point of the group `sandkasten.backends`. What
+they may rely on is this module, `ports`, `errors`, `model.backends`, `LazyBackend`, and the runner
+protocol; `INTERFACE` changes when one of these changes in a way that plugins notice.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.lazy_dataclass import dataclass
 
@@ -15,6 +20,8 @@ if TYPE_CHECKING:
     from sandkasten.ports import EventSink
     from sandkasten.ports.image_ports import ImagePacker
     from sandkasten.ports.isolation import Backend
+
+INTERFACE: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +46,5 @@ class BackendPlugin:
     """Without settings: what it can do where they open everything."""
     open: Callable[[BackendContext], Mapping[str, Backend]]
     """Returns its backends by name: its own, and perhaps some below it, `NAME/OTHER`."""
+    interface: int = INTERFACE
+    """The version of this interface that it was written for."""

@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from sandkasten.backends.backend_catalog import capabilities_of
+from sandkasten.backends.backend_catalog import PROBLEMS, capabilities_of
 from sandkasten.daemon.settings.agent_settings import AgentSettings
 from sandkasten.daemon.settings.backends.backend_names import check_backend
 from sandkasten.daemon.settings.backends.dagger_settings import DaggerSettings
@@ -182,7 +182,7 @@ class Settings:
     packages: PackageRules
     values: tuple[Origin, ...]
     warnings: tuple[str, ...] = ()
-    """Variables of the environment that look like settings and have no effect."""
+    """Variables of the environment that have no effect, and plugins that cannot be used."""
 
     def origins(self) -> list[Origin]:
         return list(self.values)
@@ -229,7 +229,7 @@ def load(
                 setting=name[:80],
             )
     built = _build(SettingSource(flags, environ, file_values, f"file {file}"), environ)
-    return replace(built, warnings=_unknown_variables(environ))
+    return replace(built, warnings=(*_unknown_variables(environ), *PROBLEMS))
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
