@@ -63,10 +63,11 @@ $(VENV)/.server: requirements/server.txt requirements/docker.txt requirements/ag
 	@$(PIP) install --no-deps --no-build-isolation --no-index --editable .
 	@touch $@
 
-$(VENV)/.dev: requirements/dev.txt $(VENV)/.server
+$(VENV)/.dev: requirements/dev.txt contract/pyproject.toml $(VENV)/.server
 	@echo "installing the development requirements"
 	@# Most of their modules are never imported; those that are get compiled then.
 	@$(PIP) install --no-compile --require-hashes -r requirements/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation --no-index --editable contract
 	@touch $@
 
 $(VENV)/.bench: requirements/bench.txt $(VENV)/.server

@@ -35,6 +35,7 @@ test=(
     docker-registry openssl   # a registry to pull from, and certificates for it
     tmux vim-tiny             # a terminal over HTTP, driven as a person would
     runc                      # the oci backend
+    podman                    # the example of a backend from outside the project
     docker.io iptables iproute2   # engines of the docker backend, each on a machine of its own
     openssh-server openssh-client # an engine that is reached by ssh
     docker-compose            # what reads deploy/compose

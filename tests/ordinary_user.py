@@ -60,7 +60,7 @@ class OrdinaryUser:
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
                 "HOME": str(self.home),
                 "LANG": "C.UTF-8",
-                "PYTHONPATH": f"{STAGE}/src:{STAGE}",
+                "PYTHONPATH": f"{STAGE}/src:{STAGE}/contract/src:{STAGE}",
                 "PYTHONDONTWRITEBYTECODE": "1",
                 **(env or {}),
             },

@@ -8,12 +8,12 @@ platform; tests/matrix runs the suites with it.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import pytest
 
+from sandkasten_contract import selection
 from tests.platform_choice import (
     CLUSTER_TITLES,
     CONTRACT_ONLY,
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.platform_choice import Ground, Part, Suite
-
-MARKERS = (
-    "needs_python(reason): the image must have Python",
-    "needs_program(*names): the image must have these",
-    "only_on(*traits, reason): asked of grounds with one of these traits",
-    "not_on(*traits, reason): asked of grounds with none of these traits",
-    "own_cell(reason): what it leaves in a sandbox cannot be put back; nobody uses it again",
-)
 
 
 class Found(TypedDict):
@@ -111,7 +103,7 @@ def on_platforms(
 
 
 def configure(config: pytest.Config) -> None:
-    for marker in MARKERS:
+    for marker in selection.MARKERS:
         config.addinivalue_line("markers", marker)
     config.stash[_where], config.stash[_left_out] = {}, {}
     config.stash[_outcome] = Outcome(config)
@@ -119,22 +111,8 @@ def configure(config: pytest.Config) -> None:
 
 
 def why_not(item: pytest.Item, ground: Ground) -> str | None:
-    """Why this test has nothing to ask of that ground; None when it has."""
-    for marker in item.iter_markers():
-        match marker.name:
-            case "needs_python" if not ground.has("python3"):
-                return str(marker.args[0])
-            case "needs_program":
-                for name in marker.args:
-                    if not ground.has(name):
-                        return f"the {ground.image} image has no {name}"
-            case "only_on" if not ground.traits & set(marker.args):
-                return str(marker.kwargs["reason"])
-            case "not_on" if ground.traits & set(marker.args):
-                return str(marker.kwargs["reason"])
-            case "root" if os.geteuid() != 0:
-                return "an ordinary user has no cgroups and no id range"
-    return None
+    """Return why this test does not apply to that platform; None if it does."""
+    return selection.why_not(item, ground.traits, ground.image, ground.has)
 
 
 def select(

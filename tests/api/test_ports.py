@@ -12,10 +12,10 @@ from websockets.client import ClientProtocol
 
 from sandkasten.api.proxy.proxy_redirects import kept_inside
 from sandkasten.model.commands.exec_values import ExecRequest
+from sandkasten_contract.shared_sandbox_cases import each
 from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
 from tests.patience import PATIENCE_S
-from tests.shared_sandbox_cases import each
 
 pytestmark = pytest.mark.promise("P39")
 

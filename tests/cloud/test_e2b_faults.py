@@ -20,9 +20,9 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_contract.box import Box
 from tests.cloud import e2b_service
 from tests.cloud.faulty_proxy import FaultyProxy, faulty_proxy
-from tests.conformance.box import Box
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -29,9 +29,9 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.network_policy import NetworkPolicy
+from sandkasten_contract.box import Box
 from tests.cloud import fly_platform
 from tests.cloud.fly_server import FlyServer
-from tests.conformance.box import Box
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

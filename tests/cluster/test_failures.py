@@ -30,8 +30,8 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten_contract.box import Box
 from tests.cluster.kube_api import KubeApi, wait_for
-from tests.conformance.box import Box
 from tests.kubernetes import cluster_images
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.model.ids import new_sandbox_id
+from sandkasten_contract.box import Box
 from tests import platform_markers
 from tests.cell_pool import Pool, taken_away
-from tests.conformance.box import Box
 from tests.platform_choice import GROUNDS, Ground, engine_of, place_for, spec_on
 from tests.platform_choice import open_backend as open_ground
 

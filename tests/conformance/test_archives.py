@@ -16,10 +16,10 @@ from sandkasten.errors import (
     SandkastenError,
 )
 from sandkasten.wire.call import Data
-from tests.shared_sandbox_cases import each
+from sandkasten_contract.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
-    from tests.conformance.box import Box
+    from sandkasten_contract.box import Box
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:

@@ -16,8 +16,8 @@ from sandkasten.errors import (
     NotADirectory,
 )
 from sandkasten.wire.messages import decode_execs
-from tests.conformance.box import Box
-from tests.shared_sandbox_cases import each
+from sandkasten_contract.box import Box
+from sandkasten_contract.shared_sandbox_cases import each
 
 
 async def test_a_command_returns_its_output_and_status(box: Box):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sandkasten.errors import InvalidRequest
-from tests.conformance.box import Box, Ran, eventually
-from tests.patience import FAR_TOO_LATE_S
-from tests.shared_sandbox_cases import each
+from sandkasten_contract.box import Box, Ran, eventually
+from sandkasten_contract.patience import FAR_TOO_LATE_S
+from sandkasten_contract.shared_sandbox_cases import each
 
 SOON: dict[str, Any] = {"deadline_ms": 150, "grace_ms": 150}
 # A deadline that leaves time for a first word, and a grace in which to die of SIGTERM. Where that

@@ -24,8 +24,8 @@ from sandkasten.errors import (
 )
 from sandkasten.wire.call import CallEvent, Data
 from sandkasten.wire.messages import decode_entry, to_bytes_json
-from tests.conformance.box import Box, eventually
-from tests.shared_sandbox_cases import each
+from sandkasten_contract.box import Box, eventually
+from sandkasten_contract.shared_sandbox_cases import each
 
 ODD_NAMES = [
     "plain",

@@ -11,7 +11,7 @@ import pytest
 from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, hold_python, prelude
 from sandkasten.errors import ExecNotFound
 from sandkasten.wire.call import OutputChunk
-from tests.conformance.box import Box, Ran, eventually
+from sandkasten_contract.box import Box, Ran, eventually
 from tests.conformance.python_programs import PROGRAMS, Program
 
 # Waits as a held program does: reads a message, then runs the command with the shell.

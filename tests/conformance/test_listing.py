@@ -10,7 +10,7 @@ from sandkasten.errors import FileNotFound, InvalidRequest, NotADirectory
 from sandkasten.wire.messages import FileStat, to_bytes_json
 
 if TYPE_CHECKING:
-    from tests.conformance.box import Box
+    from sandkasten_contract.box import Box
 
 
 async def everything(box: Box, path: str = ".", **fields: object) -> list[list[FileStat]]:

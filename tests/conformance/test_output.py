@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from sandkasten.wire.call import OutputChunk
-from tests.patience import PATIENCE_S
-from tests.shared_sandbox_cases import each
+from sandkasten_contract.patience import PATIENCE_S
+from sandkasten_contract.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
-    from tests.conformance.box import Box
+    from sandkasten_contract.box import Box
 
 
 def kept(chunks: tuple[OutputChunk, ...], total: int) -> tuple[bytes, bytes]:

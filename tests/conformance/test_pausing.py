@@ -8,13 +8,13 @@ import pytest
 
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.ports import Pausable, Reclaims
-from tests.conformance.box import eventually
+from sandkasten_contract.box import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from sandkasten.ports import Cell
-    from tests.conformance.box import Box
+    from sandkasten_contract.box import Box
 
 
 async def _able(verb: Callable[[], Awaitable[object]]) -> bool:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.errors import SandboxLost, SandkastenError
+from sandkasten.errors import SandboxLost, SandkastenError, UnsupportedByBackend
 from sandkasten.model.backends.backend_features import ALL_LIMITS
 from sandkasten.model.backends.capabilities import UNKNOWN
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
-from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, Volume
+from sandkasten.model.sandbox.gpus import GpuRequest
+from sandkasten.model.sandbox.network_policy import NetworkPolicy
 from sandkasten.model.sandbox.usage import Usage
 from sandkasten.ports import (
     Candid,
@@ -30,8 +32,8 @@ from sandkasten.ports import (
 )
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.frame_codec import GENERATION
-from tests.conformance.box import Box, eventually
-from tests.patience import PATIENCE_S
+from sandkasten_contract.box import Box, eventually
+from sandkasten_contract.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from sandkasten.ports import Backend, Cell
@@ -44,12 +46,10 @@ async def test_probe_reports_ready_and_names_its_requirements(backend: Backend):
     assert all(one.ok for one in readiness.requirements if one.required)
 
 
-async def test_cell_can_do_what_its_capabilities_say(
-    backend: Backend, cell: Cell, backend_name: str
-):
+async def test_cell_can_do_what_its_capabilities_say(backend: Backend, cell: Cell):
     can = backend.capabilities
     if can == UNKNOWN:
-        assert backend.name == "unisolated" or ":" in backend_name
+        assert backend.name == "unisolated"
         return
     has = can.features
     assert isinstance(cell, Pausable) is has.pause
@@ -90,6 +90,43 @@ async def test_create_that_fails_leaves_nothing(backend: Backend):
     missing = Image("gone", kind="layers", layers=("/nonexistent/layer",))
     with pytest.raises(SandkastenError):
         await backend.create(new_sandbox_id(), CellSpec(image=missing))
+    assert list(await backend.owned()) == []
+
+
+async def test_create_refuses_what_its_capabilities_do_not_list(
+    backend: Backend, spec: CellSpec
+) -> None:
+    if backend.capabilities == UNKNOWN:
+        assert backend.name == "unisolated"
+        return
+    features = backend.capabilities.features
+    requests = {
+        "network full": replace(spec, network=NetworkPolicy(full=True)),
+        "network rules": replace(spec, network=NetworkPolicy(allow=("example.com:443",))),
+        "profile dev": replace(spec, profile="dev"),
+        "named workspaces": replace(spec, workspace=Volume("/nonexistent", "directory")),
+        "host mounts": replace(spec, mounts=(HostMount("/etc", "/mnt"),)),
+        "GPUs": replace(spec, gpus=GpuRequest(count=1)),
+    }
+    supported = {
+        "network full": "full" in features.networks,
+        "network rules": "rules" in features.networks,
+        "profile dev": features.dev_profile,
+        "named workspaces": features.workspaces,
+        "host mounts": features.mounts,
+        "GPUs": features.gpus,
+    }
+    created = []
+    for feature, request in requests.items():
+        if supported[feature]:
+            continue
+        try:
+            cell = await backend.create(new_sandbox_id(), request)
+        except UnsupportedByBackend:
+            continue
+        created.append(feature)
+        await cell.destroy()
+    assert created == []
     assert list(await backend.owned()) == []
 
 

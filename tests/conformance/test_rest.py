@@ -20,9 +20,9 @@ from sandkasten.model.sandbox.limits import Limits
 from sandkasten.wire.call import CallEvent, Data
 from sandkasten.wire.channel import Channel
 from sandkasten.wire.messages import decode_processes, decode_stats
-from tests.conformance.box import Box, eventually
-from tests.patience import PATIENCE_S
-from tests.shared_sandbox_cases import each
+from sandkasten_contract.box import Box, eventually
+from sandkasten_contract.patience import PATIENCE_S
+from sandkasten_contract.shared_sandbox_cases import each
 
 MIB = 1024 * 1024
 

@@ -11,8 +11,8 @@ from sandkasten.errors import (
     PayloadTooLarge,
 )
 from sandkasten.wire.messages import decode_shells, to_bytes_json
-from tests.conformance.box import Box, eventually
-from tests.shared_sandbox_cases import each
+from sandkasten_contract.box import Box, eventually
+from sandkasten_contract.shared_sandbox_cases import each
 
 
 async def test_a_shell_starts_in_the_workspace(box: Box):

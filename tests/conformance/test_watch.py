@@ -11,13 +11,13 @@ import pytest
 from sandkasten.errors import FileNotFound
 from sandkasten.wire.call import CallEvent
 from sandkasten.wire.messages import from_bytes_json
-from tests.patience import PATIENCE_S
+from sandkasten_contract.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from sandkasten.wire.call import Call
-    from tests.conformance.box import Box
+    from sandkasten_contract.box import Box
 
 
 @asynccontextmanager

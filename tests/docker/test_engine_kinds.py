@@ -17,7 +17,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.inspection import Inspection
 from sandkasten.model.sandbox.network_policy import NetworkCeiling, NetworkPolicy
-from tests.conformance.box import Box
+from sandkasten_contract.box import Box
 from tests.engines import lent, seen, stock
 from tests.engines.engine import Engine
 from tests.shared_sandbox_cases import few

@@ -15,7 +15,7 @@ from sandkasten.errors import BackendUnavailable
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
-from tests.conformance.box import Box
+from sandkasten_contract.box import Box
 from tests.engines import seen, stock
 from tests.engines.engine import Engine
 from tests.engines.ssh import Ssh

@@ -43,7 +43,9 @@ class Inside:
         """Return the command to run, with `Reached.environment` in the environment."""
         near = replace(self.engine, host=f"unix://{SOCKET}", certificates="")
         told = {
-            "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "src"), str(REPOSITORY))),
+            "PYTHONPATH": os.pathsep.join(
+                (str(REPOSITORY / "src"), str(REPOSITORY / "contract/src"), str(REPOSITORY))
+            ),
             "PYTHONDONTWRITEBYTECODE": "1",
             "LANG": "C.UTF-8",
             MARK: "1",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import SandboxLost
+from sandkasten_contract.box import Box
 from tests import cell_pool
 from tests.cell_pool import Pool, taken_away
-from tests.conformance.box import Box
 from tests.patience import PATIENCE_S
 from tests.platform_choice import GROUNDS, open_backend, spec_on
 

@@ -22,7 +22,7 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.network_policy import NetworkPolicy
-from tests.conformance.box import Box
+from sandkasten_contract.box import Box
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

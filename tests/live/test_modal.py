@@ -19,7 +19,7 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
-from tests.conformance.box import Box
+from sandkasten_contract.box import Box
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

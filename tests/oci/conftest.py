@@ -13,7 +13,7 @@ from sandkasten.backends.oci.backend import OciBackend
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
-from tests.conformance.box import Box
+from sandkasten_contract.box import Box
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

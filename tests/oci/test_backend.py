@@ -25,7 +25,7 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, Volume
 from sandkasten.model.sandbox.limits import MIB, Limits
-from tests.conformance.box import Box, eventually
+from sandkasten_contract.box import Box, eventually
 from tests.oci.conftest import RUNTIMES
 from tests.patience import PATIENCE_S
 

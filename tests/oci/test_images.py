@@ -9,7 +9,7 @@ import pytest
 from sandkasten.errors import SandkastenError
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.sandbox.cell_spec import CellSpec, Profile
-from tests.conformance.box import Box
+from sandkasten_contract.box import Box
 from tests.local import trees
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandkastenError,
 )
+from sandkasten_contract.shared_sandbox_cases import each
 from tests.security.harness import EVICTED, NO_SIZES, UNSIZED
-from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
     from tests.security.harness import Box

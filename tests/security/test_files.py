@@ -20,9 +20,9 @@ from sandkasten.errors import (
     PolicyDenied,
     SandkastenError,
 )
+from sandkasten_contract.shared_sandbox_cases import each
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 from tests.security.harness import LONG, PYTHON, ROOT, Box, paced, poll, sized
-from tests.shared_sandbox_cases import each
 
 pytestmark = pytest.mark.promise("P18")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandkasten_contract.shared_sandbox_cases import each
 from tests.security.harness import OWN_KERNEL, PYTHON, ROOT_INSIDE
-from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
     from tests.security.harness import Box

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten_contract.shared_sandbox_cases import each
 from tests.patience import PATIENCE_S
 from tests.security.harness import POD_NETWORK, Box, poll
-from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.linux.confinement import capabilities, posture
+from sandkasten_contract.shared_sandbox_cases import each
 from tests.engines import seen as engines
 from tests.kubernetes import pods_seen
 from tests.security.conftest import PLANTED
@@ -29,7 +30,6 @@ from tests.security.harness import (
     VOLUME_NAMES,
     poll,
 )
-from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
     from tests.security.harness import Box

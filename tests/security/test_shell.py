@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
+from sandkasten_contract.shared_sandbox_cases import each
 from tests.patience import DEADLINES_S, FAR_TOO_LATE_S, PATIENCE_S
 from tests.security.harness import NAMED, PYTHON, WHOLE_SANDBOX, Box, poll
-from tests.shared_sandbox_cases import each
 
 pytestmark = pytest.mark.promise("P12")
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sandkasten_contract.shared_sandbox_cases import each
 from tests.patience import PATIENCE_S
 from tests.platform_choice import LONG
 from tests.security.harness import WHOLE_SANDBOX
-from tests.shared_sandbox_cases import each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

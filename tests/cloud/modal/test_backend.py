@@ -13,9 +13,9 @@ from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.network_policy import NetworkPolicy
+from sandkasten_contract.box import Box
 from tests.cloud.modal.modal_server import Fault
 from tests.cloud.modal.modal_service import open_on_modal
-from tests.conformance.box import Box
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

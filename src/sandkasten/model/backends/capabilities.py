@@ -11,7 +11,7 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.errors import BackendUnavailable
+from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.backends.backend_features import BackendFeatures
 from sandkasten.model.sandbox.isolation_levels import MINIMA, weakest_of
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sandkasten.model.images.pull_rules import PullMode
+    from sandkasten.model.sandbox.cell_spec import CellSpec
 
 _NO_PLACES: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -109,3 +110,25 @@ def check_open(backend: str, capabilities: Capabilities) -> None:
     closed = capabilities.closed
     if closed is not None:
         raise BackendUnavailable(closed.reason, hint=closed.remedy, backend=backend)
+
+
+def check_features(backend: str, features: BackendFeatures, spec: CellSpec) -> None:
+    """Raise UnsupportedByBackend if a sandbox requires a feature that the backend does not list."""
+    network = "none" if spec.network.closed else "full" if spec.network.full else "rules"
+    content_only = all(mount.content for mount in spec.mounts)
+    required = {
+        f"network {network}": network in features.networks,
+        "secrets": spec.inspection is None or features.secrets,
+        "named workspaces": spec.workspace is None or features.workspaces,
+        "host mounts": content_only or features.mounts,
+        "packages": not spec.mounts or features.packages or not content_only,
+        "profile dev": spec.profile == "hardened" or features.dev_profile,
+        "GPUs": spec.gpus is None or features.gpus,
+    }
+    for feature, supported in required.items():
+        if not supported:
+            raise UnsupportedByBackend(
+                f"backend {backend} does not support {feature}",
+                hint="use a backend that does: sandkasten doctor --all lists what each can do",
+                backend=backend,
+            )

@@ -19,7 +19,7 @@ from sandkasten.wire.messages import (
     decode_page,
     to_bytes_json,
 )
-from tests.patience import PATIENCE_S
+from sandkasten_contract.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

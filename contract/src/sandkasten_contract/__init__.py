@@ -1,0 +1,1 @@
+"""What every backend must do, as tests; `python -m sandkasten_contract NAME` runs them on one."""
