@@ -23,8 +23,8 @@ SETTLE = "SANDKASTEN_TEST_SETTLE_S"
 SETTLE_S = float(os.environ.get(SETTLE, PATIENCE_S))
 _POLL_S = 0.25
 
-# Things of these kinds that went away are somebody else's: only what came is ours.
-_ONLY_NEW = frozenset({"processes", "netns", "files"})
+# What went away of these kinds is another run's: only what came can be left behind by this one.
+_ONLY_NEW = frozenset({"processes", "netns", "files", "loops", "cgroups", "links", "mounts"})
 
 
 def differences(before: Snapshot, after: Snapshot) -> list[str]:

@@ -1,7 +1,9 @@
 """The state of the host as plain sets and mappings that can be compared.
 
-Knows Linux, and of Sandkasten only the names of its processes and files. It only reads. Objects
-that vanish while they are read are left out.
+Only what carries a mark of ours is in it, because other programs use the machine too: our names and
+paths, the ids of sandboxes, and the marker in the environment of the test run. Settings of the
+kernel, the firewall and /etc are in it as a whole. It only reads. Objects that vanish while they
+are read are left out.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandkasten.linux.confinement.id_ranges import FIRST_ID
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-OUR_NAMES = ("bwrap", "sandkasten", "runc", "runsc", "crun", "dockerd", "containerd", "docker-")
-
-# What our cgroups, and those of container engines that tests start, begin with.
-_CGROUP_NAMES = ("sandkasten", "sk", "docker", "kube", "containerd", "runsc", "buildkit", "dagger")
-
-# Sandboxes run under uids from here on; nobody else on a normal machine does.
-FIRST_SANDBOX_UID = 100_000
+# What a test or the product creates outside its own folders has a name that begins with one of
+# these: /var/tmp/skc-1a2b, /run/sandkasten, the link sk1a2b3c4d.
+_OUR_NAME = re.compile(r"\.?(sandkasten|sk[a-z0-9]*-)|sk[0-9a-f]{8}\Z")
+_OUR_PATH = re.compile(r"/(\.?sandkasten|sk[a-z0-9]*-|pytest-of-)")
+_OUR_ARGUMENT = re.compile(r"/(run|tmp|lib)/(sandkasten|sk[a-z0-9]*-|pytest-of-)")
+# Cgroups of ours, and of the container engines that tests start.
+_OUR_CGROUP = re.compile(r"/(sandkasten|sk|docker|kube|containerd|runsc|buildkit|dagger)")
 
 MARKER = "SANDKASTEN_TEST_RUN"
 """In the environment of the test run, and so of all it starts and does not clean."""
@@ -55,12 +58,10 @@ VOLATILE_SYSCTLS = (
 # Come and go with a link of another lane's machine; the link itself is counted.
 _OF_A_LINK = re.compile(r"net/ipv[46]/(conf|neigh)/sk[0-9a-f]{8}/")
 
-# Where leftovers of a run would lie. Only the names directly below are looked at.
+# Where leftovers of a run would lie. Only names of ours directly below are looked at.
 LITTER_FOLDERS = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/var/lib")
 # Folders of our own that may be there for good; what lies in them may not.
 STANDING = ("/run/sandkasten", "/var/lib/sandkasten")
-# Other people's comings and goings.
-FOREIGN_LITTER = ("pytest-of-", "systemd-", "apt", "dpkg", "bash_", "ssh-", "tmux-", "hsperf", ".X")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,28 +115,45 @@ def _read(path: str) -> bytes:
 
 
 def _processes() -> Iterator[tuple[str, str]]:
-    """Ours by name, by uid, by cgroup or by the marker; a zombie counts until it is reaped."""
-    marker = f"{MARKER}={os.environ.get(MARKER, '')}".encode()
-    own = os.getpid()
-    for pid in _pids():
+    """Yield our processes; a zombie counts until it is reaped."""
+    for pid in _our_pids():
         with contextlib.suppress(OSError):
             head, _, tail = _read(f"/proc/{pid}/stat").rpartition(b")")
             name = head.partition(b"(")[2].decode(errors="replace")
             fields = tail.split()
             state, started = fields[0].decode(), fields[19].decode()
             uid = os.stat(f"/proc/{pid}").st_uid
-            ours = (
-                name.startswith(OUR_NAMES)
-                or uid >= FIRST_SANDBOX_UID
-                or b"sandkasten" in _read(f"/proc/{pid}/cgroup")
-            )
-            if not ours and marker[-1:] != b"=" and pid != own:
-                # Zombies and other users' processes have no environment to read.
-                with contextlib.suppress(OSError):
-                    ours = marker in _read(f"/proc/{pid}/environ").split(b"\0")
-            if ours:
-                how = "a zombie" if state == "Z" else "alive"
-                yield f"{pid}@{started}", f"{name}, uid {uid}, {how}"
+            how = "a zombie" if state == "Z" else "alive"
+            yield f"{pid}@{started}", f"{name}, uid {uid}, {how}"
+
+
+def _our_pids() -> Iterator[int]:
+    marker = f"{MARKER}={os.environ.get(MARKER, '')}".encode()
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            if _is_ours(pid) or _is_marked(pid, marker):
+                yield pid
+
+
+def _is_ours(pid: int) -> bool:
+    """Return whether a process is ours by its name, its arguments, its user or its cgroup."""
+    name = _read(f"/proc/{pid}/comm").decode(errors="replace")
+    arguments = _read(f"/proc/{pid}/cmdline").decode(errors="replace")
+    return (
+        name.startswith(("sandkasten", "bwrap"))
+        or _OUR_ARGUMENT.search(arguments) is not None
+        or os.stat(f"/proc/{pid}").st_uid >= FIRST_ID
+        or b"sandkasten" in _read(f"/proc/{pid}/cgroup")
+    )
+
+
+def _is_marked(pid: int, marker: bytes) -> bool:
+    if marker.endswith(b"=") or pid == os.getpid():
+        return False
+    # Zombies and other users' processes have no environment to read.
+    with contextlib.suppress(OSError):
+        return marker in _read(f"/proc/{pid}/environ").split(b"\0")
+    return False
 
 
 def _mounts() -> dict[str, str]:
@@ -145,56 +163,47 @@ def _mounts() -> dict[str, str]:
         left, _, right = line.partition(" - ")
         point, options = left.split()[4:6]
         kind, source = right.split()[:2]
-        seen[point] += 1
-        what[f"{point}#{seen[point]}"] = f"{kind} from {source} ({options})"
+        if _OUR_PATH.search(f"{line.split()[3]} {point} {source} {right}"):
+            seen[point] += 1
+            what[f"{point}#{seen[point]}"] = f"{kind} from {source} ({options})"
     return what
 
 
 def _loops() -> Iterator[tuple[str, str]]:
     for device in Path("/sys/block").glob("loop*"):
         with contextlib.suppress(OSError):
-            yield device.name, (device / "loop" / "backing_file").read_text().strip()
+            file = (device / "loop" / "backing_file").read_text().strip()
+            if _OUR_PATH.search(file):
+                yield device.name, file
 
 
 def _cgroups() -> Iterator[tuple[str, str]]:
-    own = _read("/proc/self/cgroup").decode(errors="replace").splitlines()
-    ours = {line.split(":", 2)[2] for line in own}
     for line in _read("/proc/self/mountinfo").decode(errors="replace").splitlines():
         left, _, right = line.partition(" - ")
         if right.split()[0] in ("cgroup", "cgroup2"):
             root = left.split()[4]
-            for folder, folders, _ in os.walk(root):
-                folders[:] = watched_cgroups(folder.removeprefix(root), folders, ours)
+            for folder, _, _ in os.walk(root):
                 # The empty parent of all sandboxes may stay, as a slice of systemd's does.
-                if folder != f"{root}/sandkasten":
+                path = folder.removeprefix(root)
+                if _OUR_CGROUP.search(path) and path != "/sandkasten":
                     yield folder, "cgroup"
-
-
-def watched_cgroups(parent: str, names: Sequence[str], ours: Collection[str]) -> Sequence[str]:
-    """Return which children of a cgroup can be made by tests.
-
-    Where this process got a cgroup, so does every login or job: they come and go with the work of
-    others. `ours`: the paths of this process.
-    """
-    given = {path.rpartition("/")[2] for path in ours if path.rpartition("/")[0] == parent}
-    if not parent or not given:
-        return names
-    return [name for name in names if name in given or name.startswith(_CGROUP_NAMES)]
 
 
 def _network_namespaces() -> Iterator[tuple[str, str]]:
     for folder in ("/run/netns", "/var/run/netns"):
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
-                yield f"{folder}/{name}", "named"
-    for pid in _pids():
+                if name.startswith("sk"):
+                    yield f"{folder}/{name}", "named"
+    for pid in _our_pids():
         with contextlib.suppress(OSError):
             yield os.readlink(f"/proc/{pid}/ns/net"), "in use"
 
 
 def _links() -> Iterator[tuple[str, str]]:
     for link in Path("/sys/class/net").iterdir():
-        yield link.name, "a network link"
+        if _OUR_NAME.match(link.name):
+            yield link.name, "a network link"
 
 
 def _firewall() -> Iterator[tuple[str, str]]:
@@ -242,7 +251,7 @@ def _litter() -> Iterator[tuple[str, str]]:
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
                 path = f"{folder}/{name}"
-                if path not in STANDING and not name.startswith(FOREIGN_LITTER):
+                if path not in STANDING and _OUR_NAME.match(name):
                     yield path, "left behind"
     for standing in STANDING:
         for folder, _, files in os.walk(standing):

@@ -98,24 +98,56 @@ def test_a_changed_canary_is_reported(planted_canary):
     ]
 
 
-def test_a_cgroup_that_another_login_got_is_not_watched():
-    ours = {"/logins/8f00", "/"}
-    beside = ["8f00", "d41d", "sandkasten"]
-    assert snapshot.watched_cgroups("/logins", beside, ours) == ["8f00", "sandkasten"]
-    assert snapshot.watched_cgroups("", ["d41d"], ours) == ["d41d"]
-    assert snapshot.watched_cgroups("/other", ["d41d"], ours) == ["d41d"]
-
-
-@pytest.mark.parametrize("part", ["mounts", "loops", "cgroups", "links", "firewall", "sysctls"])
-def test_added_removed_and_changed_kernel_objects_are_reported(planted_canary, part):
-    clean = snapshot.take(planted_canary)
-    old = dataclasses.replace(clean, **{part: {"a": "1", "b": "1"}})
-    new = dataclasses.replace(clean, **{part: {"b": "2", "c": "1"}})
-    assert differences(old, new) == [
+@pytest.mark.parametrize("part", ["firewall", "sysctls", "canary"])
+def test_every_change_of_what_belongs_to_the_host_is_reported(planted_canary, part):
+    assert _differences(planted_canary, part) == [
         f"{part}: new: c: 1",
         f"{part}: gone: a: 1",
         f"{part}: changed: b: 1 -> 2",
     ]
+
+
+@pytest.mark.parametrize(
+    "part", ["processes", "mounts", "loops", "cgroups", "netns", "links", "files"]
+)
+def test_only_what_came_is_left_behind_by_a_run(planted_canary, part):
+    assert _differences(planted_canary, part) == [f"{part}: new: c: 1"]
+
+
+def _differences(planted: Path, part: str) -> list[str]:
+    clean = snapshot.take(planted)
+    old = dataclasses.replace(clean, **{part: {"a": "1", "b": "1"}})
+    new = dataclasses.replace(clean, **{part: {"b": "2", "c": "1"}})
+    return _only(part, differences(old, new))
+
+
+def test_the_parts_of_a_snapshot_are_all_tried():
+    tried = {"firewall", "sysctls", "canary"}
+    tried |= {"processes", "mounts", "loops", "cgroups", "netns", "links", "files"}
+    assert {field.name for field in dataclasses.fields(snapshot.Snapshot)} == tried
+
+
+@pytest.mark.root
+def test_work_of_another_program_is_not_reported(planted_canary, tmp_path):
+    """A file, a mount, a cgroup, a namespace and a process that another program makes."""
+    before = snapshot.take(planted_canary)
+    name = f"other-{os.getpid()}"
+    file, mount = Path(f"/tmp/{name}"), Path(f"/mnt/{name}")
+    cgroup = next(Path("/sys/fs/cgroup").glob("**/cgroup.procs")).parent / name
+    file.touch()
+    mount.mkdir()
+    cgroup.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "other", mount], check=True)
+    try:
+        with subprocess.Popen(["unshare", "--net", "sleep", "600"], env={}) as process:
+            lines = differences(before, snapshot.take(planted_canary))
+            process.kill()
+    finally:
+        subprocess.run(["umount", mount], check=True)
+        mount.rmdir()
+        cgroup.rmdir()
+        file.unlink()
+    assert [line for line in lines if name in line or f" {process.pid}@" in line] == []
 
 
 def test_a_new_file_in_a_shared_folder_is_reported(planted_canary):
