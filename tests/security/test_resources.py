@@ -182,8 +182,8 @@ def _several(box: Box) -> None:
 @pytest.mark.not_on("kubernetes", reason=POD_PIDS)
 @pytest.mark.root
 def test_a_full_process_table_is_a_typed_error_and_not_a_result(box):
-    many = "for i in $(seq 600); do sleep 100 & done; wait"
-    box.start(["sh", "-c", many], exec_id="full", timeout_s=100)
+    many = "for i in $(seq 600); do sleep 3000 & done; wait"
+    box.start(["sh", "-c", many], exec_id="full", timeout_s=3000)
     poll("room", lambda: box.usage().pids < box.limits.pids - 1 and box.usage().pids)
     with pytest.raises(QuotaExceeded):
         _several(box)
