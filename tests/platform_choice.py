@@ -23,7 +23,7 @@ from tests import imagekit
 from tests.engines import inside, lent, stock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Set
 
     from sandkasten.backends.docker.docker_options import WorkspaceMode
     from sandkasten.model.sandbox.cell_spec import Profile
@@ -140,11 +140,11 @@ class Part:
     files: tuple[str, ...] = ()
     """Names of test modules without `test_`; empty for all of them."""
     without: tuple[str, ...] = ()
-    """Tests whose name contains one of these are left to `make test-long`."""
+    """Tests of these aspects (the marker `aspect`) are left to `make test-long`."""
 
-    def has(self, module: str, test: str) -> bool:
+    def has(self, module: str, aspects: Set[str]) -> bool:
         in_files = not self.files or module.removeprefix("test_") in self.files
-        return in_files and not any(word in test for word in self.without)
+        return in_files and not aspects & {*self.without}
 
     def files_in(self, folder: str) -> list[str]:
         """Return the files of a suite in that folder, as arguments of pytest."""
@@ -152,50 +152,46 @@ class Part:
 
     def __str__(self) -> str:
         names = ", ".join(f"`{name}`" for name in self.files) or "everything"
-        words = ", ".join(f"`{word}`" for word in self.without)
-        return f"{names} (but no test named after {words})" if words else names
+        aspects = ", ".join(f"`{aspect}`" for aspect in self.without)
+        return f"{names} (but no test of the aspects {aspects})" if aspects else names
 
 
 Suite = Literal["contract", "security"]
-_LARGE = ("hundred", "thousand", "newest_256")
 # The rest of the contract is done by the runner, which is the same program everywhere.
-_ENTRY = Part(("port",), _LARGE)
+_ENTRY = Part(("port",), ("large",))
 # What is left when a sandbox ends is the same for every place of the workspace.
-_ENDINGS = ("after_destroy", "twice", "two_tasks", "concurrent", "in_progress", "be_destroyed")
-_PLACE = Part(("port",), (*_LARGE, *_ENDINGS))
+_PLACE = Part(("port",), ("large", "ending"))
 # Where commands and shells are started in another way.
-_COMMANDS = Part(("port", "commands"), _LARGE)
+_COMMANDS = Part(("port", "commands"), ("large",))
 _CLOSED = ("posture", "network", "kernel_surface")
-_POSTURE = Part(("posture",), ("every_way",))
+_POSTURE = Part(("posture",), ("every_way_in",))
 # How a shell is started does not depend on the place of the workspace.
-_PLACE_POSTURE = Part(("posture",), ("every_way", "shell_is_equally"))
-# What a damaged file does is decided by code that `local` and docker/volume have.
-_DAMAGED = ("damaged",)
-# That programs in an interpreter which was started before behave alike is shown on `local`.
-_HELD = ("cannot_tell", "not_ready", "until_it_is_used", "before_the_hand_over")
+_PLACE_POSTURE = Part(("posture",), ("every_way_in", "shell_posture"))
 PARTS: dict[tuple[Suite, str], Part] = {
     ("contract", "unisolated"): _COMMANDS,
-    ("contract", "oci"): Part((), (*_LARGE, *_HELD)),
-    ("security", "oci"): Part((*_CLOSED, "lifecycle"), _DAMAGED),
+    # That programs in an interpreter which was started before behave alike is shown on `local`.
+    ("contract", "oci"): Part((), ("large", "held")),
+    # What a damaged file does is decided by code that `local` and docker/volume have.
+    ("security", "oci"): Part((*_CLOSED, "lifecycle"), ("damage",)),
     # gVisor is another runtime of the backend oci: only what its kernel may do differently.
     ("contract", "gvisor"): Part(
-        ("port", "commands", "shells", "deadlines_and_signals", "files"), (*_LARGE, "page_ends")
+        ("port", "commands", "shells", "deadlines_and_signals", "files"), ("large", "paging")
     ),
     ("security", "gvisor"): Part(_CLOSED),
     ("contract", "local/debian"): _ENTRY,
     ("security", "local/debian"): _POSTURE,
     ("contract", "local/dev"): _COMMANDS,
-    ("security", "local/dev"): Part(_CLOSED, ("every_way",)),
+    ("security", "local/dev"): Part(_CLOSED, ("every_way_in",)),
     # What a claim changes; the rest does not depend on when the sandbox was made.
     ("contract", "local/claimed"): _PLACE,
     ("security", "local/claimed"): _POSTURE,
-    ("contract", "local/busybox"): Part((*_ENTRY.files, "shells"), _LARGE),
+    ("contract", "local/busybox"): Part((*_ENTRY.files, "shells"), ("large",)),
     ("security", "local/busybox"): _POSTURE,
-    ("contract", "docker/volume"): Part((), (*_LARGE, "page_ends", *_HELD)),
+    ("contract", "docker/volume"): Part((), ("large", "paging", "held")),
     # Paths, archives, output and shells are the runner's work, which is attacked on `local`.
     ("security", "docker/volume"): Part(
         (*_CLOSED, "lifecycle", "resources"),
-        ("neighbour", "of_many_processes", "buffers", "fork_bomb"),
+        ("neighbour", "bomb"),
     ),
     ("contract", "docker/bind"): _PLACE,
     ("security", "docker/bind"): _PLACE_POSTURE,
@@ -212,7 +208,7 @@ PARTS: dict[tuple[Suite, str], Part] = {
     ("contract", "fly"): _PLACE,
     ("contract", "modal"): _PLACE,
     # The other way in carries the same bytes.
-    ("contract", "kubernetes/exec"): Part(("port", "commands", "output"), _LARGE),
+    ("contract", "kubernetes/exec"): Part(("port", "commands", "output"), ("large",)),
     ("security", "kubernetes/exec"): _POSTURE,
     ("contract", "user local"): _COMMANDS,
     ("security", "user local"): _POSTURE,

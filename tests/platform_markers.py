@@ -92,13 +92,13 @@ def on_platforms(
     metafunc: pytest.Metafunc, suite: Suite, argument: str, *default: str, scope: Any = None
 ) -> None:
     """Parametrize a test with the platforms of the run; `all` means a part of the suite on some."""
-    module, test = metafunc.module.__name__.rpartition(".")[2], metafunc.function.__name__
+    module, aspects = metafunc.module.__name__.rpartition(".")[2], _aspects(metafunc.definition)
     names = platforms(metafunc.config, *default)
     named = metafunc.config.getoption("platform", None)
     if _is_set(named):
-        names = [name for name in names if part(suite, name).has(module, test)]
+        names = [name for name in names if part(suite, name).has(module, aspects)]
         if named == [ALL] and suite == "contract":
-            names += [name for name in CONTRACT_ONLY if part(suite, name).has(module, test)]
+            names += [name for name in CONTRACT_ONLY if part(suite, name).has(module, aspects)]
     metafunc.parametrize(argument, names, scope=scope)
 
 
@@ -142,7 +142,11 @@ def select(
 
 
 def _is_in(item: pytest.Item, chosen: Part) -> bool:
-    return chosen.has(item.path.stem, item.name)
+    return chosen.has(item.path.stem, _aspects(item))
+
+
+def _aspects(node: pytest.Item) -> set[str]:
+    return {name for marker in node.iter_markers("aspect") for name in marker.args}
 
 
 def told(config: pytest.Config) -> list[str]:

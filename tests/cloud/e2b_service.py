@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.cloud.backend import CloudBackend
+from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
 from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
@@ -69,7 +70,7 @@ def open_backend(data_dir: Path, options: E2bOptions) -> CloudBackend:
 
     records = MachineRecords(data_dir / "e2b")
     owner = records.owner()
-    return CloudBackend(E2bProvider(options, owner), records, owner, options.cloud)
+    return CloudBackend(E2bProvider(options, owner), records, owner, options.cloud, E2B)
 
 
 def open_on_e2b(data_dir: Path) -> CloudBackend:

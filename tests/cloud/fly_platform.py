@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.cloud.backend import CloudBackend
+from sandkasten.backends.cloud.fly.fly_capabilities import FLY
 from sandkasten.backends.cloud.fly.fly_options import PROGRAMS, FlyOptions
 from sandkasten.backends.cloud.fly.fly_provider import FlyProvider
 from sandkasten.backends.cloud.machine_records import MachineRecords
@@ -43,7 +44,7 @@ def open_at(url: str, host: str, data_dir: Path, **other: Any) -> CloudBackend:
     options = FlyOptions(**{"timeout_s": PATIENCE_S, **values, **other})
     records = MachineRecords(data_dir / "fly")
     owner = records.owner()
-    return CloudBackend(FlyProvider(options, owner), records, owner, options.cloud)
+    return CloudBackend(FlyProvider(options, owner), records, owner, options.cloud, FLY)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import pytest
 
 from sandkasten.backends.cloud import machine_plan
 from sandkasten.backends.cloud.backend import CloudBackend
+from sandkasten.backends.cloud.fly.fly_capabilities import FLY
 from sandkasten.backends.cloud.machine_plan import KEYS_VARIABLE, CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.backends.gate import entry_keys
@@ -40,5 +41,5 @@ async def test_an_id_that_is_none_of_ours_never_becomes_a_path(tmp_path: Path):
             return {ours: "1", "../owner": "2", "": "3", f"{ours}/..": "4"}
 
     records = MachineRecords(tmp_path / "odd")
-    backend = CloudBackend(cast("Any", Odd()), records, records.owner(), CloudOptions())
+    backend = CloudBackend(cast("Any", Odd()), records, records.owner(), CloudOptions(), FLY)
     assert list(await backend.owned()) == [ours]

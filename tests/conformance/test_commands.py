@@ -242,6 +242,7 @@ async def test_the_list_of_execs_holds_what_ran_and_what_runs(box: Box):
     assert execs[going].state == "running"
 
 
+@pytest.mark.aspect("large")
 @pytest.mark.timeout(600)
 async def test_results_are_kept_for_the_newest_256(box: Box):
     first = (await box.run(["true"])).reply.exec_id
@@ -311,6 +312,7 @@ async def test_both_streams_of_a_pty_command_come_as_one(box: Box):
     assert (ran.stdout, ran.stderr) == (b"", b"")
 
 
+@pytest.mark.aspect("large")
 @pytest.mark.timeout(600)
 async def test_five_hundred_quick_commands_in_a_row_all_return(box: Box):
     for number in range(500):

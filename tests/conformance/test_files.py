@@ -403,6 +403,7 @@ async def test_a_tree_of_directories_without_permissions_is_removed(box: Box):
     assert await box.remove("d", recursive=True) == 4
 
 
+@pytest.mark.aspect("large")
 async def test_a_tree_two_thousand_deep_is_created_listed_and_removed(box: Box):
     for start in range(0, 2000, 500):
         await box.mkdir("/".join(["d"] * (start + 500)))

@@ -101,6 +101,7 @@ async def test_the_deadline_counts_from_the_hand_over(box: Box):
     assert ran.reply.duration_ms >= 1500
 
 
+@pytest.mark.aspect("held")
 async def test_time_before_the_hand_over_is_not_the_commands(box: Box):
     busy = "import time\nwhile time.process_time() < 0.4: pass\n"
     await hold(box, busy + WAITS)
@@ -114,6 +115,7 @@ async def test_output_caps_are_those_of_the_command(box: Box):
     assert (ran.reply.truncated, ran.reply.stdout_bytes) == (True, 11)
 
 
+@pytest.mark.aspect("held")
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -135,6 +137,7 @@ async def test_a_program_that_is_not_ready_is_ended_and_not_used(
     await gone(box)
 
 
+@pytest.mark.aspect("held")
 async def test_a_held_program_is_no_command_until_it_is_used(box: Box):
     before = await box.ask("exec.list")
     await hold(box)
@@ -174,6 +177,7 @@ async def clear(box: Box, before: set[str]) -> None:
             await box.remove(entry.path, recursive=True)
 
 
+@pytest.mark.aspect("held")
 @pytest.mark.promise("P95")
 @pytest.mark.parametrize(
     "names",

@@ -102,6 +102,7 @@ async def test_a_permanent_entry_is_listed_once_while_others_change(box: Box):
     assert len(seen) == len(set(seen))
 
 
+@pytest.mark.aspect("paging")
 async def test_a_page_ends_before_its_answer_grows_too_large(box: Box):
     names = [f"{number:04}" + "n" * 240 for number in range(1500)]
     for name in names:

@@ -53,6 +53,7 @@ async def test_a_cell_pauses_or_gives_the_reason_why_it_cannot(cell: Cell, box: 
     await box.ask("exec.signal", exec_id=started, signal=9)
 
 
+@pytest.mark.aspect("ending")
 async def test_a_paused_cell_can_be_destroyed(cell: Cell):
     if isinstance(cell, Pausable) and await _able(cell.pause):
         await cell.destroy()

@@ -155,6 +155,7 @@ async def test_create_cancelled_midway_leaves_nothing(backend: Backend, spec: Ce
     assert list(await backend.owned()) == []
 
 
+@pytest.mark.aspect("ending")
 async def test_destroying_a_cell_twice_succeeds(backend: Backend, spec: CellSpec):
     cell = await backend.create(new_sandbox_id(), spec)
     await cell.destroy()
@@ -162,12 +163,14 @@ async def test_destroying_a_cell_twice_succeeds(backend: Backend, spec: CellSpec
     assert list(await backend.owned()) == []
 
 
+@pytest.mark.aspect("ending")
 async def test_destroying_a_cell_from_two_tasks_succeeds(backend: Backend, spec: CellSpec):
     cell = await backend.create(new_sandbox_id(), spec)
     await asyncio.gather(cell.destroy(), cell.destroy(), cell.destroy())
     assert list(await backend.owned()) == []
 
 
+@pytest.mark.aspect("ending")
 async def test_destroy_ends_calls_in_progress(backend: Backend, spec: CellSpec):
     cell = await backend.create(new_sandbox_id(), spec)
     box = await Box.open(cell)
@@ -180,6 +183,7 @@ async def test_destroy_ends_calls_in_progress(backend: Backend, spec: CellSpec):
     await box.aclose()
 
 
+@pytest.mark.aspect("ending")
 async def test_dial_after_destroy_is_sandbox_lost(backend: Backend, spec: CellSpec):
     cell = await backend.create(new_sandbox_id(), spec)
     await cell.destroy()
@@ -197,6 +201,7 @@ async def test_attach_finds_the_same_cell(backend: Backend, spec: CellSpec):
     await found.aclose()
 
 
+@pytest.mark.aspect("ending")
 async def test_an_attached_cell_can_be_destroyed(backend: Backend, spec: CellSpec):
     sandbox_id = new_sandbox_id()
     made = await backend.create(sandbox_id, spec)
@@ -211,6 +216,7 @@ async def test_attach_of_an_unknown_id_is_sandbox_lost(backend: Backend):
         await backend.attach(new_sandbox_id())
 
 
+@pytest.mark.aspect("ending")
 async def test_attach_after_destroy_is_sandbox_lost(backend: Backend, spec: CellSpec):
     sandbox_id = new_sandbox_id()
     cell = await backend.create(sandbox_id, spec)
@@ -231,6 +237,7 @@ async def test_many_concurrent_dials_all_succeed(cell: Cell):
     assert answers == [b"%d\n" % number for number in range(16)]
 
 
+@pytest.mark.aspect("large")
 async def test_a_hundred_dials_leave_no_connection_open(cell: Cell):
     for _ in range(100):
         await (await cell.dial()).aclose()
@@ -262,6 +269,7 @@ async def test_usage_returns_numbers_or_none(cell: Cell):
         assert 1 <= usage.pids <= usage.pids_limit
 
 
+@pytest.mark.aspect("ending")
 async def test_usage_after_destroy_is_sandbox_lost_or_empty(backend: Backend, spec: CellSpec):
     cell = await backend.create(new_sandbox_id(), spec)
     await cell.destroy()

@@ -165,6 +165,7 @@ async def test_an_unknown_request_is_unsupported_and_the_channel_stays_open(box:
     assert await box.ask("ping") == {}
 
 
+@pytest.mark.aspect("large")
 async def test_two_hundred_and_fifty_six_streams_work_and_one_more_is_busy(box: Box):
     exec_id = await box.begin(["sleep", "2004"])
     waits = [asyncio.create_task(box.wait(exec_id)) for _ in range(256)]

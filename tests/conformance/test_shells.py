@@ -256,6 +256,7 @@ async def test_a_directory_with_any_name_is_reported_exactly(box: Box):
         assert ran.reply.cwd == box.path(name)
 
 
+@pytest.mark.aspect("large")
 @pytest.mark.timeout(600)
 async def test_a_thousand_commands_keep_their_state(box: Box):
     await box.run("export COUNT=start; cd /")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from sandkasten.backends.cloud.backend import CloudBackend
+from sandkasten.backends.cloud.fly.fly_capabilities import FLY
 from sandkasten.backends.cloud.fly.fly_options import FlyOptions, Reach
 from sandkasten.backends.cloud.fly.fly_provider import FlyProvider
 from sandkasten.backends.cloud.machine_plan import CloudOptions
@@ -44,7 +45,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[CloudBackend]:
     )
     records = MachineRecords(tmp_path / "fly")
     owner = records.owner()
-    opened = CloudBackend(FlyProvider(options, owner), records, owner, options.cloud)
+    opened = CloudBackend(FlyProvider(options, owner), records, owner, options.cloud, FLY)
     yield opened
     for sandbox_id in await opened.owned():
         await opened.discard(sandbox_id)

@@ -11,6 +11,7 @@ import pytest
 from sandkasten.backends.cloud.backend import CloudBackend
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
+from sandkasten.backends.cloud.modal.modal_capabilities import MODAL
 from sandkasten.backends.cloud.modal.modal_options import ModalOptions
 from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
 from sandkasten.errors import SandboxLost
@@ -43,7 +44,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[CloudBackend]:
     options = ModalOptions(app=f"sandkasten-live-{secrets.token_hex(4)}", cloud=cloud)
     records = MachineRecords(tmp_path)
     owner = records.owner()
-    opened = CloudBackend(ModalProvider(options, owner), records, owner, cloud)
+    opened = CloudBackend(ModalProvider(options, owner), records, owner, cloud, MODAL)
     yield opened
     for sandbox_id in await opened.owned():
         await opened.discard(sandbox_id)

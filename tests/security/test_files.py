@@ -652,6 +652,7 @@ def _ready(box: Box) -> bool:
     return box.read("/workspace/seen").startswith(b"ready\n")
 
 
+@pytest.mark.aspect("neighbour")
 @pytest.mark.needs_program("python3")
 def test_a_sandbox_does_not_see_what_its_neighbours_and_the_host_open(box, neighbour):
     paths = " ".join((*DIRECTORIES, *_shared_files(box)))
@@ -670,6 +671,7 @@ def test_a_sandbox_does_not_see_what_its_neighbours_and_the_host_open(box, neigh
     assert box.read("/workspace/seen") == b"ready\nnothing\n"
 
 
+@pytest.mark.aspect("neighbour")
 @pytest.mark.needs_program("python3")
 def test_a_lock_is_not_seen_by_a_neighbour(box, neighbour):
     left_out = "/dev/" if box.gvisor else "/dev/tty"

@@ -223,6 +223,7 @@ def test_a_reused_pid_is_not_signalled(box):
             innocent.kill()
 
 
+@pytest.mark.aspect("damage")
 @pytest.mark.not_on("docker", reason=ENGINE_SAYS)
 @pytest.mark.not_on("kubernetes", reason=CLUSTER_SAYS)
 @pytest.mark.parametrize("damage", ["empty", "garbage", "missing"])
@@ -295,6 +296,7 @@ def _is_found(box: Box) -> bool:
     return True
 
 
+@pytest.mark.aspect("damage")
 @pytest.mark.parametrize(
     "spoil",
     [

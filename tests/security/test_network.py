@@ -183,6 +183,7 @@ def test_an_abstract_socket_of_the_host_is_not_reachable(shared_box):
             twin.connect(name)
 
 
+@pytest.mark.aspect("neighbour")
 @pytest.mark.needs_program("python3")
 def test_an_abstract_socket_of_a_neighbour_is_not_reachable(box, neighbour):
     name = "\0sandkasten-between-neighbours"

@@ -58,6 +58,7 @@ def _until_named(box: Box, name: str) -> int:
     return _named(box, name)[0]
 
 
+@pytest.mark.aspect("every_way_in")
 @pytest.mark.not_on("gvisor", reason=OWN_PROCESSES)
 @pytest.mark.parametrize("how", ["argv", "shell", "pty", "background", "double fork"])
 def test_every_way_of_running_a_program_is_equally_isolated(how, box):
@@ -77,6 +78,7 @@ def test_every_way_of_running_a_program_is_equally_isolated(how, box):
     poll("deviations", lambda: box.deviations(pid))
 
 
+@pytest.mark.aspect("shell_posture")
 @pytest.mark.not_on("gvisor", reason=OWN_PROCESSES)
 def test_the_shell_is_equally_isolated_except_for_its_private_descriptors(box):
     box.exec("true")

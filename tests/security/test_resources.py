@@ -60,6 +60,7 @@ def sdk_box(data_dir: os.PathLike[str], neighbour: Box, ground: Ground) -> Itera
         neighbour.answers()
 
 
+@pytest.mark.aspect("bomb")
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.parametrize("way", ["argv", "shell"])
 def test_a_fork_bomb_is_stopped_by_the_process_limit_and_dead_at_its_deadline(way, box, neighbour):
@@ -83,6 +84,7 @@ def test_a_fork_bomb_is_stopped_by_the_process_limit_and_dead_at_its_deadline(wa
     assert box.exec("echo shell").text == "shell\n"
 
 
+@pytest.mark.aspect("bomb")
 @pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 def test_a_detached_fork_bomb_can_be_killed_through_its_command(box, neighbour):
@@ -96,6 +98,7 @@ def test_a_detached_fork_bomb_can_be_killed_through_its_command(box, neighbour):
         poll("the bomb", lambda: box.usage().pids > calm + 1)
 
 
+@pytest.mark.aspect("bomb")
 @pytest.mark.own_cell(NAMED)
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.timeout(600)
@@ -138,6 +141,7 @@ print(held)
 """
 
 
+@pytest.mark.aspect("bomb")
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason="its own network stack holds the buffers in its own memory")
 @pytest.mark.not_on("kubernetes", reason=POD_SOCKETS)
@@ -218,6 +222,7 @@ def test_a_memory_bomb_dies_and_the_session_lives(way, box, neighbour):
     _unharmed(neighbour)
 
 
+@pytest.mark.aspect("bomb")
 @pytest.mark.needs_program("python3")
 @pytest.mark.not_on("gvisor", reason=WHOLE_SANDBOX)
 @pytest.mark.not_on("kubernetes", reason=POD_MEMORY)
@@ -353,6 +358,7 @@ except OSError as exc:
     assert box.exec("ulimit -n 1000000 || echo no").text == "no\n"
 
 
+@pytest.mark.aspect("neighbour")
 def test_a_busy_sandbox_leaves_its_neighbour_its_share_of_the_processor(box, neighbour):
     """Measured by what each used in the same time, so that other load counts for both."""
     burn = box.start(["sh", "-c", "for i in 1 2 3 4 5 6; do (while :; do :; done) & done; wait"])

@@ -15,6 +15,7 @@ MARKERS = (
     "needs_program(*names): the image must have these",
     "only_on(*traits, reason): applies to platforms with one of these traits",
     "not_on(*traits, reason): applies to platforms with none of these traits",
+    "aspect(*names): what it is about, for platforms on which a part of the suite runs",
     "own_cell(reason): what it leaves in a sandbox cannot be put back; nothing else uses it again",
 )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sandkasten.backends.cloud.backend import CloudBackend
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
+from sandkasten.backends.cloud.modal.modal_capabilities import MODAL
 from sandkasten.backends.cloud.modal.modal_options import ModalOptions
 from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
 from tests.cloud import lent_services
@@ -37,4 +38,4 @@ def open_on_modal(server: ModalServer, data_dir: Path, **changes: Any) -> CloudB
     records = MachineRecords(data_dir / "modal")
     owner = records.owner()
     provider = ModalProvider(ModalOptions(cloud=cloud), owner)
-    return CloudBackend(provider, records, owner, cloud)
+    return CloudBackend(provider, records, owner, cloud, MODAL)

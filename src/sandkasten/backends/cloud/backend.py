@@ -15,7 +15,6 @@ from weakref import WeakSet
 
 from sandkasten.backends.cloud import differences, machine_plan, provider_errors
 from sandkasten.backends.cloud.cell import CloudCell
-from sandkasten.backends.cloud.cloud_capabilities import ANY_MACHINE
 from sandkasten.backends.cloud.machine_list import MachineList
 from sandkasten.backends.gate import entry_keys
 from sandkasten.disk.cleanup import finish
@@ -48,7 +47,7 @@ class CloudBackend:
         records: MachineRecords,
         owner: str,
         options: CloudOptions,
-        capabilities: Capabilities = ANY_MACHINE,
+        capabilities: Capabilities,
     ) -> None:
         self.capabilities = capabilities
         self._provider = provider

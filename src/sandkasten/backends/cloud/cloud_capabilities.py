@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.model.backends.backend_features import BackendFeatures
 from sandkasten.model.backends.capabilities import Capabilities, Closed
 
 if TYPE_CHECKING:
     from sandkasten.backends.cloud.machine_plan import ProviderOptions
+    from sandkasten.model.backends.backend_features import BackendFeatures
 
 # For everything of a create but the start of the machine.
 _ANSWERS_S: Final = 60.0
@@ -27,9 +27,6 @@ def machine(features: BackendFeatures) -> Capabilities:
         fixed_network=True,
         features=features,
     )
-
-
-ANY_MACHINE: Final = machine(BackendFeatures())
 
 
 def opened_by(options: ProviderOptions, name: str, can: Capabilities) -> Capabilities:

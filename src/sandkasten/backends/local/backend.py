@@ -46,12 +46,12 @@ from sandkasten.linux.storage import host_root
 from sandkasten.linux.system_trust import trusting_host, trusting_image
 from sandkasten.linux.trust_files import prepare_trust
 from sandkasten.linux.undoable_work import whole_or_nothing
+from sandkasten.model.backends.capabilities import Capabilities, check_features
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, user_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.limits import Limits
     from sandkasten.model.sandbox.network_policy import NetworkCounts
@@ -104,6 +104,7 @@ class LocalBackend:
         )
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
+        check_features(self.name, self.capabilities.features, spec)
         await self._check(spec)
         return await self._create_unchecked(sandbox_id, spec)
 
