@@ -406,6 +406,11 @@ class Engine:
         self._in_flight.check()
         return await self._execution.run(sandbox_id, request, line=line)
 
+    async def look(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        """Run a program of ours that no client asked for; no list and no record has it."""
+        self._in_flight.check()
+        return await self._execution.look(sandbox_id, request)
+
     def exec_stream(
         self, sandbox_id: str, request: ExecRequest
     ) -> AsyncIterator[Chunk | ExecResult]:

@@ -14,6 +14,7 @@ ExecId = NewType("ExecId", str)
 # 8 bytes give the 16 hex digits the contract promises; more only makes ids longer to type.
 _ID_BYTES = 8
 _CELL = "cel_"
+_LOOK = "look_"
 _SANDBOX = form(SANDBOX_ID)
 _EXEC = form(EXEC_ID)
 
@@ -34,6 +35,15 @@ def new_cell_id() -> ExecId:
 
 def is_cell_id(text: str) -> bool:
     return text.startswith(_CELL)
+
+
+def new_look_id() -> ExecId:
+    """Return a new id of a program of ours that no record and no list has."""
+    return ExecId(_LOOK + secrets.token_hex(_ID_BYTES))
+
+
+def is_look_id(text: str) -> bool:
+    return text.startswith(_LOOK)
 
 
 def may_be_same_command(one: str, other: str) -> bool:

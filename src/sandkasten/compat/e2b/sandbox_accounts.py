@@ -90,7 +90,7 @@ async def _name(engine: Engine, info: Info) -> str:
     timeout_s = min(_LOOK_S, info.limits.max_exec_timeout_s)
     look = ExecRequest(("/bin/sh", "-c", _LOOK), timeout_seconds=timeout_s)
     try:
-        result = await engine.exec(info.id, look, line="look at the account")
+        result = await engine.look(info.id, look)
     except (CommandNotFound, CommandNotExecutable):
         # An image without a shell has the directory that the engine gives it.
         return ""

@@ -26,7 +26,7 @@ from sandkasten.engine.commands.exec_past import (
     merged,
     with_lost_cells,
 )
-from sandkasten.engine.commands.exec_results import result_of
+from sandkasten.engine.commands.exec_results import listed, result_of
 from sandkasten.engine.handles import Handles, is_paused
 from sandkasten.errors import (
     BackendUnavailable,
@@ -39,7 +39,7 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.journal_rows import COMMAND_BYTES, ExecRow, shortened
 from sandkasten.ports.spans import caller_key
-from sandkasten.wire.messages import ExecReply, decode_exec, decode_execs
+from sandkasten.wire.messages import ExecReply, decode_exec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -213,10 +213,10 @@ class ExecHistory:
         rows = await self._journal.execs(record.id, limit=MOST_LISTED)
         noted = {row.id: row for row in rows if row.kind != "cell"}
         handle, channel = await self._handles.connect(record.id)
-        replies = decode_execs(await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S))
+        replies = listed(await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S))
         for reply in replies:
             handle.note(reply)
-        listed = {reply.exec_id: reply for reply in replies}
+        by_id = {reply.exec_id: reply for reply in replies}
         for reply in await self.trail.unrecorded(replies) if restarted else ():
             result = result_of(reply, KeptOutput(0, 0))
             self.trail.exec_ended(record.tenant, record.id, result, recovered=True)
@@ -224,8 +224,8 @@ class ExecHistory:
             if row.kind == "cell" and row.status == "running":
                 self._code_lost(row)
         count = 0
-        for exec_id in {*listed, *(row.id for row in noted.values() if row.status == "running")}:
-            known = listed.get(exec_id)
+        for exec_id in {*by_id, *(row.id for row in noted.values() if row.status == "running")}:
+            known = by_id.get(exec_id)
             # One that has run for long may be older than the rows above.
             row = (
                 noted.get(exec_id)
@@ -310,8 +310,7 @@ class ExecHistory:
             self.trail.exec_failed(row.tenant, row.session_id, row.id, "lost")
             replies = []
         if len(followed.rows) > 1:
-            listed = await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S)
-            replies += decode_execs(listed)
+            replies += listed(await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S))
         for reply in replies:
             handle.note(reply)
             if reply.ended and reply.exec_id in followed.rows:

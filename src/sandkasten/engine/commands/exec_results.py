@@ -17,10 +17,15 @@ from sandkasten.model.commands.exec_values import (
     Why,
 )
 from sandkasten.model.commands.verdict import Ending
+from sandkasten.model.ids import is_look_id
 from sandkasten.model.sandbox.usage import ExecUsage
 from sandkasten.wire.json_bodies import to_bytes_json
+from sandkasten.wire.messages import decode_execs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from sandkasten.model.commands.command import Command
     from sandkasten.model.commands.kept_output import KeptOutput
     from sandkasten.wire.messages import ExecReply
@@ -29,6 +34,11 @@ SOURCES: tuple[Source, Source, Source] = ("pty", "stdout", "stderr")
 # Time between SIGTERM and SIGKILL. A command may exceed its deadline by this much, so every outer
 # deadline must add it.
 GRACE_S = 2.0
+
+
+def listed(body: Mapping[str, Any]) -> tuple[ExecReply, ...]:
+    """Return the commands of a result of `exec.list`, without programs that only look."""
+    return tuple(reply for reply in decode_execs(body) if not is_look_id(reply.exec_id))
 
 
 def start_fields(exec_id: str, command: Command, *, follow: bool) -> dict[str, object]:

@@ -15,6 +15,7 @@ from sandkasten.engine.commands.exec_endings import emit_finished, explain_end, 
 from sandkasten.engine.commands.exec_follower import ExecFollower, check_same_command
 from sandkasten.engine.commands.exec_results import (
     SOURCES,
+    listed,
     lost_result,
     missing_end,
     result_of,
@@ -43,13 +44,13 @@ from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.commands.verdict import Ending, verdict
 from sandkasten.model.ids import exec_id as checked_exec_id
-from sandkasten.model.ids import new_exec_id
+from sandkasten.model.ids import new_exec_id, new_look_id
 from sandkasten.model.numbers import number, whole
 from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
 from sandkasten.ports import UNTRACED
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.frame_codec import SHELL_STATE
-from sandkasten.wire.messages import decode_exec, decode_execs
+from sandkasten.wire.messages import decode_exec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -110,6 +111,20 @@ class Execution:
                             await show(chunk)
                 result = noted.ended(await self._result(following))
                 return self._told(sandbox_id, result, span)
+
+    async def look(self, sandbox_id: str, request: ExecRequest) -> ExecResult:
+        """Run a program of ours that prints what the sandbox is like.
+
+        No client asked for it, so no list, history, audit log, metric or trace has it.
+        """
+        handle, channel = await self._handles.connect(sandbox_id)
+        shell = channel.hello.shell or "sh"
+        command = checked_command(request, handle.record.limits, shell, ceiling=self._ceiling)
+        following = ExecFollower(self._handles, handle, new_look_id(), command)
+        async with aclosing(following.chunks()) as chunks:
+            async for _ in chunks:
+                pass
+        return await self._result(following)
 
     async def stream(
         self, sandbox_id: str, request: ExecRequest
@@ -271,7 +286,7 @@ class Execution:
 
     async def list(self, sandbox_id: str) -> tuple[ExecResult, ...]:
         """Return the newest 256 commands, without their output."""
-        replies = decode_execs(await self._call(sandbox_id, "exec.list", {}))
+        replies = listed(await self._call(sandbox_id, "exec.list", {}))
         return tuple(result_of(reply, KeptOutput(0, 0), raw=True) for reply in replies)
 
     def _told(self, sandbox_id: str, result: ExecResult, span: Span) -> ExecResult:
