@@ -47,6 +47,7 @@ test=(
 long=(
     chromium                  # a browser that opens previews
     prometheus                # reads /metrics, and runs the queries of the dashboard and the alerts
+    openjdk-17-jre-headless   # a kernel for Java in the host image
 )
 bench=(
     docker.io runc            # the peers

@@ -135,3 +135,32 @@ async def test_javascript_and_typescript_run_in_deno(tmp_path: Path):
         if box:
             await engine.destroy(box)
         await engine.aclose()
+
+
+@pytest.mark.timeout(300)
+async def test_java_runs_in_jjava(tmp_path: Path):
+    engine = await open_engine(settings(ServerAddress(str(tmp_path / "data"), "local")))
+    box = ""
+    try:
+        options = SandboxOptions(pip_packages=("jjava==1.0a8",), env={"GIVEN": "first"})
+        box = (await engine.create(CreateRequest(options))).id
+
+        async def run(code: str, **more: Any) -> CodeResult:
+            return await engine.code.run(box, CodeRequest(code, "java", **more))
+
+        assert (await run('int a = 41; System.out.println("out")')).stdout == "out\n"
+        assert (await run("a + 1")).text == "42"
+        given = 'System.getProperty("GIVEN", "none")'
+        assert (await run(given)).text == "first"
+        assert (await run(given, env={"GIVEN": 'a"b\\\n'})).text == 'a"b\\\n'
+        assert (await run(given)).text == "first"
+        wrong = await run("1 / 0")
+        assert wrong.error is not None
+        assert "ArithmeticException" in wrong.error.value
+        endless = await run("while (true) {}", timeout_seconds=0.5)
+        assert (endless.status, endless.kernel_restarted) == ("timed_out", False)
+        assert (await run("a")).text == "41"
+    finally:
+        if box:
+            await engine.destroy(box)
+        await engine.aclose()

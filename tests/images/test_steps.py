@@ -478,14 +478,18 @@ async def test_a_failed_command_is_reported_with_its_step_and_output(shared, ima
 
 @pytest.mark.promise("P53")
 async def test_packages_of_a_step_are_those_of_this_machine(images, shared, tmp_path, monkeypatch):
-    wheel(tmp_path / "wheels", "alpha", scripts={"alpha-say": "alpha:VERSION.upper"})
+    data = {"alpha-1.0.data/data/share/jupyter/kernels/alpha/kernel.json": "{}"}
+    wheel(tmp_path / "wheels", "alpha", files=data, scripts={"alpha-say": "alpha:VERSION.upper"})
     monkeypatch.setenv("SANDKASTEN_PACKAGES_FIND_LINKS", str(tmp_path / "wheels"))
     await images.import_archive(imagekit.debian_tar(), name="python3")
     file = recipe(tmp_path / "recipe", {"pip": ["alpha"]}, base="python3")
     built = await images.build_steps("packed", file)
     assert len(built.image.layers) == 2
     said = await inside(
-        shared, "packed", "alpha-say; python3 -c 'import alpha; print(alpha)'; ls -A /opt"
+        shared,
+        "packed",
+        "alpha-say; cat /usr/local/share/jupyter/kernels/alpha/kernel.json; ls -A /opt;"
+        " python3 -c 'import alpha; print(alpha)'",
     )
     # The packages are copied, and nothing is left of where the step saw them.
     assert said.endswith("/usr/local/lib/python3.11/dist-packages/alpha.py'>\n")

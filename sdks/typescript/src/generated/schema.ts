@@ -149,7 +149,7 @@ export interface CodeBody {
   code: string;
   /** Wins over `timeoutSeconds`; 0: the default. */
   timeoutMs?: number | null | undefined;
-  /** Language of the context: python, bash, javascript, typescript, r, or another one that the image has a kernel for. */
+  /** Language of the context: python, bash, javascript, typescript, r, java, or another one that the image has a kernel for. */
   language?: string | undefined;
   /** The id of a context; default: the session's own context of the language, which is created when it is first used. */
   context?: string | null | undefined;

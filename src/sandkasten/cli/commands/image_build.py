@@ -113,11 +113,11 @@ def _build(
     if debian is not None and file is not None:
         raise typer.BadParameter("pass either -f FILE or --debian SUITE")
     known = None if target is None else known_image(target)
-    steps: list[dict[str, object]] = []
+    commands: tuple[str, ...] = ()
     if debian is None and file is None and known is not None and not Path(known).is_dir():
         image = KNOWN_IMAGES[known]
         debian, include, pip = image.suite, [*image.packages, *include], [*image.pip, *pip]
-        steps = [{"run": command} for command in image.commands]
+        commands = image.commands
     if debian is None and (include or pip or mirror is not None or variant != "minbase"):
         raise typer.BadParameter("--include, --pip, --variant and --mirror go with --debian")
     if debian is None and not (file or "").endswith(_RECIPES):
@@ -140,8 +140,8 @@ def _build(
     assert debian is not None
     packages = [one.strip() for words in include for one in words.split(",") if one.strip()]
     state = state_of(context, json=json)
-    if pip:
-        steps.append({"pip": pip})
+    steps: list[dict[str, object]] = [{"pip": pip}] if pip else []
+    steps += [{"run": command} for command in commands]
     go(bootstrapped(state, name, debian, packages, steps, variant, mirror, refresh=refresh))
 
 

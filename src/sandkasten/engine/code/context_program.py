@@ -51,6 +51,8 @@ _HINTS: Final = {
     "javascript": _DENO,
     "typescript": _DENO,
     "r": _INTERPRETER + "install the Debian package r-cran-irkernel in yours",
+    "java": _INTERPRETER + "install the Debian package openjdk-17-jdk-headless in yours, and pass "
+    'pip_packages=["ipykernel", "jjava==1.0a8"]',
 }
 _ANY: Final = "install a Jupyter kernel for it below /usr/local/share/jupyter/kernels of the image"
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.engine.code.kernel_process import Kernel, StartFailed, start_kernel
 from sandkasten.engine.code.kernel_specs import (
+    JAVA_PRELUDE,
     NoKernel,
     commands,
     environment_code,
@@ -88,8 +89,9 @@ class Bridge:
 
     def start(self) -> Kernel:
         kernel = start_kernel(self.command)
-        if self.language == "python":
-            kernel.execute(self.prelude, silent=True)
+        prelude = {"python": self.prelude, "java": JAVA_PRELUDE}.get(self.language)
+        if prelude is not None:
+            kernel.execute(prelude, silent=True)
         return kernel
 
     def set_environment(self, env: dict[str, str], *, restore: bool = False) -> None:

@@ -22,6 +22,15 @@ DENO_ENV = {
     "DENO_NO_PACKAGE_JSON": "1",
     "DENO_UNSTABLE_BARE_NODE_BUILTINS": "1",
 }
+# Programs whose kernels cannot listen on Unix sockets.
+ON_PORTS = ("deno", "java")
+# Kernels that were installed with the Python packages of a sandbox.
+PACKAGES = "/opt/sandkasten/python/share"
+# Java cannot change its environment, so a variable is a property of the system too.
+JAVA_PRELUDE = (
+    "System.getenv().forEach((name, value) -> {"
+    " if (System.getProperty(name) == null) System.setProperty(name, value); });"
+)
 
 
 class NoKernel(Exception):
@@ -70,9 +79,11 @@ def command_of(spec: dict[str, Any]) -> dict[str, Any]:
     """Return how to start the kernel of a specification."""
     argv, env = [str(word) for word in spec["argv"]], spec.get("env")
     command: dict[str, Any] = {"argv": argv, "env": env if isinstance(env, dict) else {}}
-    if os.path.basename(argv[0]) == "deno":
-        # It cannot listen on Unix sockets.
-        return {**command, "env": {**DENO_ENV, **command["env"]}, "transport": "tcp"}
+    program = os.path.basename(argv[0])
+    if program in ON_PORTS:
+        command["transport"] = "tcp"
+    if program == "deno":
+        return {**command, "env": {**DENO_ENV, **command["env"]}}
     return {**command, "interrupt": spec.get("interrupt_mode")}
 
 
@@ -80,7 +91,7 @@ def specifications() -> list[tuple[str, dict[str, Any]]]:
     """Return the valid kernel specifications of the image with their names, first found first."""
     places = [one for one in os.environ.get("JUPYTER_PATH", "").split(":") if one]
     shares = [os.path.expanduser("~/.local/share"), os.path.join(sys.prefix, "share")]
-    shares += ["/usr/local/share", "/usr/share"]
+    shares += [PACKAGES, "/usr/local/share", "/usr/share"]
     found = []
     for place in [*places, *(os.path.join(share, "jupyter") for share in shares)]:
         directory = os.path.join(place, "kernels")
@@ -89,7 +100,9 @@ def specifications() -> list[tuple[str, dict[str, Any]]]:
                 with open(os.path.join(directory, name, "kernel.json"), "rb") as file:
                     spec = json.loads(file.read(MAX_SPEC_BYTES))
                 if spec["argv"] and isinstance(spec["argv"], list):
-                    found.append((name.lower(), spec))
+                    own = os.path.join(directory, name)
+                    argv = [str(word).replace("{resource_dir}", own) for word in spec["argv"]]
+                    found.append((name.lower(), {**spec, "argv": argv}))
             except (OSError, ValueError, KeyError, TypeError):
                 continue
     return found
@@ -106,6 +119,12 @@ def environment_code(language: str, env: dict[str, str | None]) -> str:
         elif language == "r":
             lines.append(
                 f'Sys.unsetenv("{name}")' if value is None else f'Sys.setenv("{name}"={text})'
+            )
+        elif language == "java":
+            lines.append(
+                f'System.clearProperty("{name}");'
+                if value is None
+                else f'System.setProperty("{name}", {text});'
             )
         elif value is None:
             lines.append(f'delete globalThis.process.env["{name}"];')

@@ -37,15 +37,19 @@ USER: Final = re.compile(
     r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?\Z"
 )
 _OWNER: Final = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?\Z")
-# Copies packages to where the image's python3 finds them, and their programs to the PATH.
+# Copies packages to where the image's python3 finds them, their programs to the PATH, and their
+# data, such as kernels of Jupyter, to where pip would put it.
 _INSTALL: Final = f"""\
 to=$(python3 -I -c 'import site; print(site.getsitepackages()[0])')
-mkdir -p "$to" /usr/local/bin
+mkdir -p "$to"
 cp -R {PYTHON_DIR}/. "$to"
-if [ -d "$to/bin" ]; then
-    cp -R "$to/bin/." /usr/local/bin
-    rm -r "$to/bin"
-fi"""
+for part in bin share; do
+    if [ -d "$to/$part" ] && [ ! -e "$to/$part/__init__.py" ]; then
+        mkdir -p "/usr/local/$part"
+        cp -R "$to/$part/." "/usr/local/$part"
+        rm -r "$to/$part"
+    fi
+done"""
 # A sandbox mounts its own there, which hides the image's content.
 HIDDEN: Final = ("/proc", "/dev", "/sys", "/run", "/tmp", "/var/tmp", "/workspace", "/work")  # noqa: S108
 

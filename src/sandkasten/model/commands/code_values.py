@@ -36,7 +36,7 @@ _ALIASES: Final = {
     "shell": "bash",
 }
 # Languages in which a call can have environment variables of its own.
-_WITH_ENV: Final = ("python", "bash", "javascript", "typescript", "r")
+_WITH_ENV: Final = ("python", "bash", "javascript", "typescript", "r", "java")
 
 CodeStatus = Literal["ok", "error", "timed_out", "interrupted", "restarted", "died"]
 
@@ -49,8 +49,8 @@ class CodeRequest:
     language: str = field(
         default="python",
         metadata=described(
-            "Language of the context: python, bash, javascript, typescript, r, or another one that "
-            "the image has a kernel for.",
+            "Language of the context: python, bash, javascript, typescript, r, java, or another one"
+            " that the image has a kernel for.",
             schema={"pattern": shown_form(LANGUAGE)},
         ),
     )
@@ -183,7 +183,8 @@ def checked_language(given: str) -> str:
     if not _LANGUAGE.match(language):
         raise InvalidRequest(
             "language must be 1 to 24 letters and digits, beginning with a letter",
-            hint="use python, bash, javascript, typescript, r, or the language of another kernel",
+            hint="use python, bash, javascript, typescript, r, java, or the language of another "
+            "kernel",
             field="language",
         )
     return language

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.sandbox.cell_spec import E2B_HOME, USER_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +18,50 @@ class KnownImage:
     """Packages of Debian."""
     pip: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
-    """Run as root when the packages are installed."""
+    """Run as root when all packages are installed."""
 
 
-# The account of E2B's images has another name than ours. Its home is the workspace, so the image
-# has no directory for it.
+# The account of E2B's images, which have it with the same permission for sudo. Its home is the
+# workspace, so the image has no directory for it.
 _E2B_USER: Final = (
-    "usermod --login user --home /home/user sandbox && groupmod --new-name user sandbox",
+    f"groupadd --gid {USER_ID} user",
+    f"useradd --uid {USER_ID} --gid {USER_ID} --no-create-home --home-dir {E2B_HOME} "
+    "--shell /bin/bash user",
+    "umask 0337 && echo 'user ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/user",
+)
+# Code contexts of E2B may start in /root, because they run as root there.
+_ENTER_ROOT: Final = ("chmod 0711 /root",)
+# E2B's kernels display what Pillow shows, and what it saves under a name.
+_PICTURES: Final = (
+    """\
+cat >/usr/local/lib/python3.11/dist-packages/pillow_display.py <<'END'
+from IPython.display import display
+from PIL.Image import Image
+
+def load_ipython_extension(shell):
+    save = Image.save
+    def save_and_display(image, fp, format=None, **params):
+        save(image, fp, format, **params)
+        if isinstance(fp, str):
+            display(image)
+    Image.save = save_and_display
+    Image.show = lambda image, title=None: display(image)
+END
+mkdir -p /etc/ipython
+cat >/etc/ipython/ipython_kernel_config.py <<'END'
+get_config().InteractiveShellApp.extensions = ["pillow_display"]
+END
+""",
+)
+# The kernel for Java. The index may not replace the programs of a version.
+_JJAVA: Final = "jjava==1.0a8"
+_JJAVA_FILES: Final = {
+    "jjava.jar": "55f513303f0862ca67fbc21c5da81a40c174d7079945e1b1ad52eb5bbed7bab6",
+    "jjava-launcher.jar": "83622611e5425cc93643c09bac384e26c1dd101c1de2b11fa3adb5e0328263f8",
+}
+_CHECK_JJAVA: Final = tuple(
+    f"echo '{digest}  /usr/local/share/jupyter/kernels/java/{name}' | sha256sum --check --strict"
+    for name, digest in _JJAVA_FILES.items()
 )
 
 _BASE: Final = ("bash", "coreutils", "procps", "ca-certificates")
@@ -41,14 +79,23 @@ _SCIENCE: Final = tuple(
 KNOWN_IMAGES: Final[dict[str, KnownImage]] = {
     "datascience": KnownImage("bookworm", (*_TOOLS, *_SCIENCE)),
     # These two have the names of E2B's templates, and what programs for these expect.
-    "base": KnownImage("bookworm", (*_TOOLS, *_NODE, "build-essential"), commands=_E2B_USER),
-    # Kernels for R (r-cran-irkernel), JavaScript and TypeScript (deno). Later versions of deno have
-    # a kernel that does not tell a syntax error.
+    "base": KnownImage("bookworm", (*_TOOLS, *_NODE, "build-essential", "sudo"), (), _E2B_USER),
+    # Kernels for R (r-cran-irkernel), Java (jjava), JavaScript and TypeScript (deno). Later
+    # versions of deno have a kernel that does not report a syntax error.
     "code-interpreter-v1": KnownImage(
         "bookworm",
-        (*_TOOLS, *_SCIENCE, *_NODE, "build-essential", "sudo", "jq", "r-cran-irkernel"),
-        ("deno==2.7.14",),
-        _E2B_USER,
+        (
+            *_TOOLS,
+            *_SCIENCE,
+            *_NODE,
+            "build-essential",
+            "sudo",
+            "jq",
+            "r-cran-irkernel",
+            "openjdk-17-jdk-headless",
+        ),
+        ("deno==2.7.14", _JJAVA),
+        (*_E2B_USER, *_ENTER_ROOT, *_PICTURES, *_CHECK_JJAVA),
     ),
     # Packages of the Dockerfiles in images/, which a test compares.
     "sandbox-runtime:base": KnownImage("bookworm", _BASE),
