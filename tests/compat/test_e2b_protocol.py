@@ -40,6 +40,8 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from sandkasten.model.sandbox.sandbox_values import Info
+
 
 @pytest.mark.promise("P79")
 async def test_another_tenants_sandbox_is_answered_like_an_unknown_one(e2b):
@@ -533,6 +535,33 @@ async def test_a_network_without_rules_is_that_of_a_new_sandbox(e2b, monkeypatch
     assert (await e2b.ask("PUT", f"/sandboxes/{box}/network", {"denyOut": ["0.0.0.0/0"]}))[0] == 204
     opened = default_network(engine.policy.network, operator=True).public()
     assert seen == [opened if default else "none", "none"]
+
+
+async def test_the_internet_is_open_as_far_as_the_operator_permits(e2b, monkeypatch):
+    """The SDK for JavaScript asks for it in every request, whatever its program says."""
+    engine, other = e2b.daemon.server.engine, await another(e2b)
+    create, seen = engine.create, []
+
+    async def created(request: CreateRequest, quota: object) -> Info:
+        seen.append(request.options.network)
+        return await create(replace(request, options=replace(request.options, network=None)), quota)
+
+    monkeypatch.setattr(engine, "create", created)
+    part, notices = "the internet is open only as far as policy.network permits", []
+    for client, allow in ((e2b, None), (other, ("*",)), (other, None), (other, ("a.example:443",))):
+        network = replace(engine.policy.network, allow=allow)
+        monkeypatch.setattr(engine, "policy", replace(engine.policy, network=network))
+        body = {"templateID": "base", "allow_internet_access": True}
+        url, headers = f"{e2b.daemon.url}/e2b/sandboxes", {"X-API-KEY": client.key}
+        async with e2b.daemon.http.post(url, json=body, headers=headers) as found:
+            assert found.status == 201
+            notices.append(found.headers.get("X-Sandkasten-Notice"))
+    assert seen == ["full", "full", "none", {"allow": ["a.example:443"]}]
+    assert notices == [None, None, part, part]
+    # A rule that is named is permitted or refused.
+    monkeypatch.setattr(engine, "create", create)
+    named = {"templateID": "base", "network": {"allowOut": ["b.example"]}}
+    assert (await other.ask("POST", "/sandboxes", named))[0] == 403
 
 
 async def test_ids_fit_into_host_names_of_a_domain_by_any_address(tmp_path):

@@ -100,12 +100,19 @@ class SandboxRoutes:
         _refuse_unsupported(body)
         template = body.templateID
         timeout_s = _permitted_s(call, None, body.timeout)
+        network: Any = _network(body.network, body.allow_internet_access)
+        network_notice = ""
+        if network == "full":
+            # The SDK for JavaScript asks for the internet in every request.
+            network = _widest_network(call)
+            if network != "full":
+                network_notice = "the internet is open only as far as policy.network permits"
         options = SandboxOptions(
             idle_timeout_seconds=timeout_s,
             lifetime_seconds=timeout_s,
             env=body.envVars or {},
             labels=body.metadata or {},
-            network=_network(body.network, body.allow_internet_access),
+            network=network,
             profile=self._profile,
         )
         known = template in DEFAULT_TEMPLATES or template in self._aliases
@@ -129,7 +136,7 @@ class SandboxRoutes:
                 hint=exc.hint,
                 **exc.details,
             ) from exc
-        notice = _notice(body.timeout, timeout_s)
+        notice = _notice(_timeout_notice(body.timeout, timeout_s), network_notice)
         return answer(self.created(call, info, template), 201, notice)
 
     async def fill_new(
@@ -238,7 +245,7 @@ class SandboxRoutes:
         permitted_s = _permitted_s(call, info, timeout)
         if call.server.clock.now() + permitted_s > self._ends_at(info):
             info = await self._end_after(call, info, timeout)
-        notice = _notice(timeout, permitted_s)
+        notice = _notice(_timeout_notice(timeout, permitted_s))
         return answer(self.created(call, info, info.image), headers=notice)
 
     async def resume(self, call: Call) -> Response:
@@ -304,7 +311,7 @@ class SandboxRoutes:
         return await self._set_end(call, await self.living(call, the_id), duration)
 
     async def _set_end(self, call: Call, info: Info, seconds: int) -> Response:
-        notice = _notice(seconds, _permitted_s(call, info, seconds))
+        notice = _notice(_timeout_notice(seconds, _permitted_s(call, info, seconds)))
         await self._end_after(call, info, seconds)
         return Response(status_code=204, headers=notice)
 
@@ -350,7 +357,7 @@ class SandboxRoutes:
         return Response(status_code=204)
 
     async def _resumed(self, call: Call, info: Info, seconds: int) -> Response:
-        notice = _notice(seconds, _permitted_s(call, info, seconds))
+        notice = _notice(_timeout_notice(seconds, _permitted_s(call, info, seconds)))
         if self._pauses.get(info.id) is not None:
             # Before it runs: its time to pause is over, and it would be paused again.
             await self._end_after(call, info, seconds)
@@ -425,12 +432,16 @@ def _permitted_s(call: Call, info: Info | None, seconds: int) -> float:
     return min(float(max(1, seconds)), max(1.0, call.engine.policy.lifetime_s - age_s))
 
 
-def _notice(seconds: int, permitted_s: float) -> dict[str, str]:
-    """Return the header that says that a timeout was shortened, or none."""
+def _notice(*texts: str) -> dict[str, str]:
+    """Return the header that says what the operator does not permit, or none."""
+    said = "; ".join(text for text in texts if text)
+    return {NOTICE: said} if said else {}
+
+
+def _timeout_notice(seconds: int, permitted_s: float) -> str:
     if permitted_s >= seconds:
-        return {}
-    text = f"timeout is {permitted_s:.0f} s; session_max_lifetime_seconds permits no more"
-    return {NOTICE: text}
+        return ""
+    return f"timeout is {permitted_s:.0f} s; session_max_lifetime_seconds permits no more"
 
 
 def _lifetime_s(call: Call, info: Info, timeout_s: float) -> float:
@@ -441,10 +452,13 @@ def _lifetime_s(call: Call, info: Info, timeout_s: float) -> float:
 
 def _default_network(call: Call) -> Any:
     """Return the network that a new sandbox gets if its request names none."""
-    policy = call.engine.policy
-    if not policy.network_default:
-        return "none"
-    return default_network(policy.network, operator=call.principal.key_id is None).public()
+    return _widest_network(call) if call.engine.policy.network_default else "none"
+
+
+def _widest_network(call: Call) -> Any:
+    """Return the widest network that the operator permits to the client."""
+    operator = call.principal.key_id is None
+    return default_network(call.engine.policy.network, operator=operator).public()
 
 
 @asynccontextmanager
