@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
+from sandkasten.images.archives.archive_import import Import, import_file
+from sandkasten.images.catalog import Images
 from sandkasten.images.host_image import HostImages
+from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from tests.imagekit import docker_members, sketch, write_tar
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend, standing_for
+
+if TYPE_CHECKING:
+    from sandkasten.ports import ImageSource
 
 pytestmark = pytest.mark.anyio
 
@@ -43,12 +51,18 @@ class Named(UnisolatedBackend):
 async def opened():
     engines: list[Engine] = []
 
-    def open_engine(*backends: Named, policy: Policy | None = None) -> Engine:
+    def open_engine(
+        *backends: Named,
+        policy: Policy | None = None,
+        images: ImageSource | None = None,
+        library: Images | None = None,
+    ) -> Engine:
         engine = Engine(
             backends={one.name: one for one in backends},
             default_backend=backends[0].name,
             store=MemoryStore(),
-            images=HostImages(),
+            images=images or library or HostImages(),
+            library=library,
             policy=policy or Policy(),
             clock=SystemClock(),
         )
@@ -213,6 +227,43 @@ async def test_the_survey_shows_every_tier_with_reason_remedy_and_time(opened):
         assert (one.create_ms, one.default) == (None, False)
     assert gvisor.reason == "runsc is too old"
     assert await engine.list() == []
+
+
+async def test_the_survey_tries_any_image_of_the_store(opened, tmp_path):
+    layers = LayerStore(tmp_path / "images")
+    library = Images(layers)
+
+    def bring(name: str, **changes: Any) -> None:
+        path = write_tar(tmp_path / "archive", docker_members(sketch(**changes)))
+        import_file(layers, Import(path, name=name))
+
+    engine = opened(Named("local"), library=library)
+    empty = {one.name: one for one in await engine.tiers(measure=False)}["local on an image"]
+    assert (empty.ready, empty.reason) == (False, "there is no image in the store")
+
+    bring("elsewhere", architecture="s390x")
+    foreign = {one.name: one for one in await engine.tiers(measure=False)}["local on an image"]
+    assert not foreign.ready
+    assert foreign.reason.startswith("image elsewhere:latest is made for linux/s390x")
+
+    bring("my-own")
+    tiers = {one.name: one for one in await engine.tiers(measure=False)}
+    assert (tiers["local on an image"].ready, tiers["local on an image"].image) == (
+        True,
+        "my-own:latest",
+    )
+
+
+async def test_the_survey_pulls_no_image_that_no_request_named(opened):
+    fetched: set[str] = set()
+
+    class Pulling(HostImages):
+        async def resolve(self, name: str, *, fetch: bool = True) -> Image:
+            fetched.update([name] if fetch else [])
+            return await super().resolve(name, fetch=fetch)
+
+    await opened(Named("local"), images=Pulling()).tiers(measure=False)
+    assert fetched == {"linux"}  # The image of a request without options.
 
 
 OLD = Requirement("runc release", False, "1.1.5 has CVE-2025-31133", "update it", required=False)

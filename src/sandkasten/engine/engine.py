@@ -215,7 +215,7 @@ class Engine:
             in_flight=self._in_flight,
         )
         self._survey = TierSurvey(
-            backends, default_backend, policy, images, planner, self._sandboxes
+            backends, default_backend, policy, images, planner, self._sandboxes, library
         )
         self._backend_survey = BackendSurvey(backends, default_backend, engines)
         self._pausing = PauseControl(self._handles, store, policy, clock, events, self.network)

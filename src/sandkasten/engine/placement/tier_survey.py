@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.engine.placement.backend_survey import readiness_of
-from sandkasten.errors import SandkastenError
+from sandkasten.errors import ImageNotFound, SandkastenError
 from sandkasten.model.backends.docker_engines import ENGINE_PREFIX
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from sandkasten.engine.lifecycle.planner import Planner
     from sandkasten.engine.lifecycle.sandboxes import Sandboxes
     from sandkasten.model.sandbox.policy import Policy
-    from sandkasten.ports import Backend, ImageSource
+    from sandkasten.ports import Backend, ImageLibrary, ImageSource
 
 _CREATES: Final = 3
-# Names that a machine with any image is likely to have.
-_LIKELY_IMAGES: Final = ("python", "linux", "node", "base")
+# Names that are tried before the others of the store: small images with the usual programs.
+_USUAL_IMAGES: Final = ("python", "linux", "node", "base")
 _NO_IMAGE: Final = "there is no image in the store"
 _GET_IMAGE: Final = (
     "build one with sandkasten image build datascience (requires mmdebstrap), or use "
@@ -46,6 +46,7 @@ class TierSurvey:
         images: ImageSource,
         planner: Planner,
         sandboxes: Sandboxes,
+        library: ImageLibrary | None = None,
     ) -> None:
         self._backends = backends
         self._default = default_backend
@@ -53,12 +54,14 @@ class TierSurvey:
         self._images = images
         self._planner = planner
         self._sandboxes = sandboxes
+        self._library = library
 
     async def tiers(self, *, measure: bool) -> list[Tier]:
         """Return all tiers, the default first. With `measure`, create a few real sandboxes on each
         ready one.
         """
-        image = await self._some_image()
+        found = await self._some_image()
+        image = found if isinstance(found, str) else None
         if self._backends[self._default].capabilities.run_once:
             # It makes no sandbox that could be planned or measured.
             lines = [replace(await self._looked_at(self._default), default=True)]
@@ -70,8 +73,9 @@ class TierSurvey:
                 host = CreateRequest(SandboxOptions(backend="local", image="host"))
                 lines.append(await self._tier("local", host, measure))
             on_image = CreateRequest(SandboxOptions(backend="local", image=image))
-            if image is None:
-                lines.append(_missing("local on an image", "local", _NO_IMAGE, _GET_IMAGE))
+            if isinstance(found, SandkastenError):
+                reason = found.operator_message
+                lines.append(_missing("local on an image", "local", reason, found.hint))
             else:
                 lines.append(await self._tier("local on an image", on_image, measure))
             dev = CreateRequest(SandboxOptions(backend="local", image=image, profile="dev"))
@@ -141,17 +145,25 @@ class TierSurvey:
 
         return round(median(times[1:]), 1)
 
-    async def _some_image(self) -> str | None:
-        """Return the name of an image that has layers, not the host image."""
-        default: str | None = self._policy.default_image
-        for name in _LIKELY_IMAGES if default is None else (default, *_LIKELY_IMAGES):
+    async def _some_image(self) -> str | SandkastenError:
+        """Return the name of an image that has layers, not the host image, or why there is none."""
+        refusal: SandkastenError = ImageNotFound(_NO_IMAGE, hint=_GET_IMAGE)
+        default = self._policy.default_image
+        usual = _USUAL_IMAGES if default is None else (default, *_USUAL_IMAGES)
+        stored = () if self._library is None else await self._library.list()
+        newest = sorted(stored, key=lambda one: -one.created_at)
+        names = [name for image in newest for name in (image.names or (image.id,))]
+        for name in dict.fromkeys((*usual, *names)):
             try:
-                image = await self._images.resolve(name)
-            except SandkastenError:
+                # Nothing is pulled for an examination.
+                image = await self._images.resolve(name, fetch=False)
+            except SandkastenError as exc:
+                if name in names:
+                    refusal = exc
                 continue
             if image.kind == "layers":
                 return name
-        return None
+        return refusal
 
 
 def _warnings(found: Readiness) -> tuple[Requirement, ...]:
