@@ -280,13 +280,88 @@ def test_an_invalid_address_is_refused_with_an_example(cli, listen, hint):
         ),
         (
             ("serve", "--data-dir", "d"),
-            "error: serve has no option --data-dir",
+            "error: serve has no option '--data-dir'",
             "hint: it goes before the command: sandkasten --data-dir … serve",
         ),
         (
             ("secret", "set", "NAME", "--value", "x"),
-            "error: secret has no option --value",
+            "error: secret set has no option '--value'",
             "hint: a value is read from stdin, or from a variable with --env NAME",
+        ),
+        (
+            ("create", "--imagee", "x"),
+            "error: create has no option '--imagee'",
+            "hint: did you mean --image?",
+        ),
+        (
+            ("create", "--mem", "512"),
+            "error: create has no option '--mem'",
+            "hint: did you mean --limit mem_limit_mb=N?",
+        ),
+        (
+            ("create", "--cpus", "2"),
+            "error: create has no option '--cpus'",
+            "hint: did you mean --limit cpu_limit=N?",
+        ),
+        (
+            ("create", "--ttl-seconds", "9"),
+            "error: create has no option '--ttl-seconds'",
+            "hint: did you mean --ttl?",
+        ),
+        (
+            ("create", "--image"),
+            "error: option '--image' requires an argument",
+            "hint: see sandkasten create --help",
+        ),
+        (
+            ("serve", "--port", "80"),
+            "error: serve has no option '--port'",
+            "hint: did you mean --listen HOST:PORT?",
+        ),
+        (
+            ("logs", "-x"),
+            "error: logs has no option '-x'",
+            "hint: known: --follow, --json; see sandkasten logs --help",
+        ),
+        (
+            ("image", "build", "--refrsh"),
+            "error: image build has no option '--refrsh'",
+            "hint: did you mean --refresh?",
+        ),
+        (
+            ("--bakend", "oci", "ls"),
+            "error: sandkasten has no option '--bakend'",
+            "hint: did you mean --backend?",
+        ),
+        (
+            ("--all", "ls"),
+            "error: --all is not an option of all commands",
+            "hint: it goes after the command: sandkasten ls --all",
+        ),
+        (
+            ("creat",),
+            "error: sandkasten has no command 'creat'",
+            "hint: did you mean sandkasten create?",
+        ),
+        (
+            ("image", "biuld"),
+            "error: sandkasten image has no command 'biuld'",
+            "hint: did you mean sandkasten image build?",
+        ),
+        (
+            ("pull", "python"),
+            "error: sandkasten has no command 'pull'",
+            "hint: did you mean sandkasten image pull?",
+        ),
+        (
+            ("exec",),
+            "error: missing argument 'ID'",
+            "hint: see sandkasten exec --help",
+        ),
+        (
+            ("rm",),
+            "error: name sandboxes, or say --all or --all-tenants",
+            "hint: see sandkasten rm --help",
         ),
         (
             ("create", "--limit", "mem=512"),
@@ -299,6 +374,26 @@ def test_a_likely_mistake_is_explained(cli, line, message, hint):
     done = cli(*line)
     assert (done.out, done.err.splitlines()) == ("", [message, hint])
     assert done.status in (2, 125)
+
+
+@pytest.mark.parametrize("name", command_names())
+def test_a_mistyped_option_of_each_command_is_answered_with_the_nearest(cli, name):
+    done = cli(*name.split(), "--hellp", *(("sbx_1", "true") if name == "exec" else ()))
+    assert (done.status, done.out) == (2, "")
+    more = " a file of that name is ./--hellp" if name == "run" else ""
+    message = f"error: {name} has no option '--hellp'"
+    assert done.err == f"{message}\nhint: did you mean --help?{more}\n"
+
+
+def test_a_group_without_a_command_shows_its_help(cli):
+    # The innocent twin of an unknown command.
+    assert "Usage: sandkasten image" in cli("image").err
+
+
+def test_an_invalid_command_line_with_json_is_an_error_in_json(cli):
+    done = cli("ls", "--json", "--nonsense")
+    assert (done.status, done.err) == (2, "")
+    assert json.loads(done.out)["message"] == "ls has no option '--nonsense'"
 
 
 def test_a_port_is_a_number(cli):

@@ -14,7 +14,6 @@ from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.catalog import Images
 from sandkasten.images.host_image import HostImages
 from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
@@ -25,6 +24,7 @@ from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend, standing_for
 
 if TYPE_CHECKING:
+    from sandkasten.model.images.resolved_image import Image
     from sandkasten.ports import ImageSource
 
 pytestmark = pytest.mark.anyio

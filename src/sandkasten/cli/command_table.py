@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sandkasten.cli import completions
-from sandkasten.cli.exit_status import UsageError, no_option
+from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import (
     Backend,
     Environment,
@@ -21,12 +21,12 @@ from sandkasten.cli.options import (
     Json,
     Timeout,
     User,
-    option_names,
     pairs,
     sandbox_flags,
     state_of,
 )
 from sandkasten.cli.state import State, go
+from sandkasten.cli.usage_errors import no_command, no_option, option_names, translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,22 +46,39 @@ _STATUSES: Final = (
 )
 
 
-class _Sections(typer.core.TyperGroup):
-    """List the commands by section: a flat list of forty names is not read."""
+class _Group(typer.core.TyperGroup):
+    """A group of commands that names the nearest command for an unknown one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            group = ctx.command_path.removeprefix("sandkasten").strip()
+            raise no_command(group, args[0], self.commands, command_names())
+        return super().resolve_command(ctx, args)
+
+
+class _Sections(_Group):
+    """All commands. Lists them by section: a flat list of forty names is not read."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        command = next((word for word in args if word in _TABLE), None)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except Exception as exc:
+            error = translated(exc, command, _BEFORE)
+            if error is None:
+                raise
+            raise error from exc
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as exc:
-            # An unknown option, for which the parser has an exception that it does not export.
-            option = getattr(exc, "option_name", None)
-            if option in _WITH_VALUE or option in _SWITCHES:
-                hint = f"it goes before the command: sandkasten {option} … {ctx.invoked_subcommand}"
-            elif option == "--value" and ctx.invoked_subcommand == "secret":
-                hint = "a value is read from stdin, or from a variable with --env NAME"
-            else:
+            error = translated(exc, ctx.invoked_subcommand, _BEFORE)
+            if error is None:
                 raise
-            raise UsageError(f"{ctx.invoked_subcommand} has no option {option}", hint=hint) from exc
+            raise error from exc
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, _TABLE), default=0)
@@ -137,7 +154,7 @@ def _group(name: str, module: str) -> Callable[[typer.Typer], None]:
 
     def add(app: typer.Typer) -> None:
         found = importlib.import_module(f"sandkasten.cli.commands.{module}")
-        app.add_typer(found.commands(), name=name)
+        app.add_typer(found.commands(), name=name, cls=_Group)
 
     return add
 
@@ -157,7 +174,7 @@ def _config(app: typer.Typer) -> None:
     config = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
     config.command("show")(_config_show)
     config.callback(help="The settings in force.")(_nothing)
-    app.add_typer(config, name="config")
+    app.add_typer(config, name="config", cls=_Group)
 
 
 _SECTIONS: Final[Mapping[str, Mapping[str, Callable[[typer.Typer], None]]]] = {
@@ -207,6 +224,7 @@ _TABLE: Final[Mapping[str, Callable[[typer.Typer], None]]] = {
 }
 _WITH_VALUE: Final = frozenset({"--data-dir", "--backend", "--url", "--api-key"})
 _SWITCHES: Final = frozenset({"--embedded"})
+_BEFORE: Final = _WITH_VALUE | _SWITCHES
 
 
 def _nothing() -> None:
@@ -316,7 +334,7 @@ def _run(
         out=out,
         stdin=stdin,
         options=options,
-        own_options=option_names(context),
+        own_options=option_names(context.command),
     )
     raise SystemExit(run.run(state_of(context, json=json, backend=backend), job))
 
@@ -371,10 +389,10 @@ def _exec(
 
     if id.startswith("-"):
         # The parser passes it on, because options may follow the id.
-        raise no_option("exec", id, option_names(context))
+        raise no_option("exec", id, option_names(context.command))
     if command[0] == "--":
         command = command[1:]
-    elif command[0].partition("=")[0] in option_names(context):
+    elif command[0].partition("=")[0] in option_names(context.command):
         raise UsageError(
             f"the option {command[0]} is after the id, where the command begins",
             hint=f"options of exec come before the id: sandkasten exec OPTIONS {id} CMD",
@@ -547,6 +565,12 @@ def _version(context: typer.Context, json: Json = False) -> None:
             "platform": f"{platform.system().lower()}-{platform.machine()}",
         }
     )
+
+
+def described(name: str) -> Any:
+    """Return the parser's description of a command; None for an unknown name."""
+    found: Any = typer.main.get_command(build(name))
+    return found.commands.get(name)
 
 
 def command_names() -> list[str]:

@@ -87,7 +87,7 @@ def _incomplete(path: Iterable[str]) -> NoReturn:
 
 def _main(words: list[str]) -> None:
     """Run one command through the full parser, which knows every command."""
-    from sandkasten.cli.exit_status import EXIT_OURS
+    from sandkasten.cli.exit_status import EXIT_OURS, UsageError
     from sandkasten.cli.state import State
     from sandkasten.errors import SandkastenError
     from sandkasten.model.optional_extras import install_command
@@ -110,6 +110,9 @@ def _main(words: list[str]) -> None:
         finally:
             sys.stdout.flush()
     except SandkastenError as exc:
+        if isinstance(exc, UsageError) and command_in(words) not in ("exec", "run"):
+            # The parser may have stopped before --json, which theirs may also pass on.
+            state.json = state.json or "--json" in words
         raise SystemExit(report(exc, state)) from None
     except OSError as exc:
         raise SystemExit(_unwritten(exc)) from None

@@ -98,16 +98,6 @@ def state_of(context: typer.Context, *, json: bool = False, backend: str | None 
     return state
 
 
-def option_names(context: typer.Context) -> frozenset[str]:
-    """Return the names of the command's options, such as --file and -f."""
-    return frozenset(
-        name
-        for one in context.command.params
-        for name in (*one.opts, *one.secondary_opts)
-        if name.startswith("-")
-    )
-
-
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:
     """Parse K=V words; the last of a name wins. UsageError for a word without `=`."""
     found: dict[str, str] = {}
@@ -368,6 +358,9 @@ _FLAGS: Final = (
         kind=_WORDS,
     ),
 )
+
+KEYWORDS: Final = {one.keyword: one.declaration for one in _FLAGS}
+"""The option for each keyword argument of the client."""
 
 
 def sandbox_flags(command: str) -> Callable[[F], F]:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.create_progress import create_progress
-from sandkasten.cli.exit_status import EXIT_INTERRUPTED, UsageError, no_option, status_of
+from sandkasten.cli.exit_status import EXIT_INTERRUPTED, UsageError, status_of
 from sandkasten.cli.output import counted, put_json, say, tell, tell_refused, visible, write_chunk
 from sandkasten.cli.state import State, go
 from sandkasten.errors import FileTrouble
@@ -50,8 +50,8 @@ class Job:
     stdin: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     """Of the sandbox, as the client's keyword arguments."""
-    own_options: frozenset[str] = frozenset()
-    """The names of the options of `run`, which an argument of the code may be mistaken for."""
+    own_options: Mapping[str, str] = field(default_factory=dict)
+    """The options of `run`, which an argument of the code may be mistaken for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,8 @@ def program_of(job: Job) -> Program:
     name = job.words[0]
     if name.startswith("-") and name != "-":
         # The parser passes it on, because it may follow -c CODE.
+        from sandkasten.cli.usage_errors import no_option
+
         raise no_option("run", name, job.own_options, f"a file of that name is ./{name[:80]}")
     args = _arguments(name, job)
     if name == "-":

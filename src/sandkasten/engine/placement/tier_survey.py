@@ -148,8 +148,8 @@ class TierSurvey:
     async def _some_image(self) -> str | SandkastenError:
         """Return the name of an image that has layers, not the host image, or why there is none."""
         refusal: SandkastenError = ImageNotFound(_NO_IMAGE, hint=_GET_IMAGE)
-        default = self._policy.default_image
-        usual = _USUAL_IMAGES if default is None else (default, *_USUAL_IMAGES)
+        default: str | None = self._policy.default_image
+        usual: tuple[str, ...] = _USUAL_IMAGES if default is None else (default, *_USUAL_IMAGES)
         stored = () if self._library is None else await self._library.list()
         newest = sorted(stored, key=lambda one: -one.created_at)
         names = [name for image in newest for name in (image.names or (image.id,))]
