@@ -125,6 +125,31 @@ async def test_a_command_that_cannot_be_started_is_an_error(engine, box):
         await engine.exec(box, ExecRequest(("true",), cwd="/nowhere"))
 
 
+async def test_a_word_of_the_shell_in_place_of_a_program_is_explained_by_every_start(engine, box):
+    hint = "cd is a word of the shell: give the command as one string, 'cd /tmp', or run sh -c"
+    command = ("cd", "/tmp")
+
+    async def stream():
+        async for _ in engine.exec_stream(box, ExecRequest(command)):
+            pass
+
+    async def terminal():
+        async with engine.terminal(box, command=command, rows=24, cols=80):
+            pass
+
+    starts = (
+        engine.exec(box, ExecRequest(command)),
+        stream(),
+        engine.exec_start(box, ExecRequest(command)),
+        terminal(),
+        engine.terminals.start(box, command=command, rows=24, cols=80),
+    )
+    for start in starts:
+        with pytest.raises(CommandNotFound) as refused:
+            await start
+        assert refused.value.hint == hint
+
+
 @pytest.mark.parametrize(
     ("request_", "error"),
     [

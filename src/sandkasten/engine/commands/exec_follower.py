@@ -16,6 +16,7 @@ from sandkasten.engine.commands.exec_results import GRACE_S, SOURCES, missing_en
 from sandkasten.engine.handles import ExecStart, Handle, Handles, is_paused
 from sandkasten.errors import (
     Cancelled,
+    CommandNotFound,
     Conflict,
     ExecNotFound,
     IdempotencyKeyReused,
@@ -27,6 +28,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import Chunk
 from sandkasten.model.commands.kept_output import KeptOutput
+from sandkasten.model.commands.missing_program import missing_program
 from sandkasten.model.ids import may_be_same_command
 from sandkasten.wire.call import Call, CallEvent, OutputChunk
 from sandkasten.wire.messages import ExecReply, decode_exec
@@ -127,6 +129,8 @@ class ExecFollower:
                         yield chunk
                 self.handle.began.pop(self.exec_id, None)
                 return
+            except CommandNotFound as exc:
+                raise missing_program(exc, self.command.argv) from exc
             except ExecNotFound:
                 # Only a second attempt can miss the command: the first request never arrived.
                 if verb == "exec.start" or self._started:

@@ -31,6 +31,7 @@ from sandkasten.engine.commands.exec_to_end import ExecToEnd
 from sandkasten.engine.commands.exec_user import as_user
 from sandkasten.engine.handles import ExecStart, Handle, Handles
 from sandkasten.errors import (
+    CommandNotFound,
     Conflict,
     FileNotFound,
     InvalidRequest,
@@ -42,6 +43,7 @@ from sandkasten.model.commands.code_values import kernel_line
 from sandkasten.model.commands.command import Command, checked_command, checked_shell, fingerprint
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.commands.kept_output import KeptOutput
+from sandkasten.model.commands.missing_program import missing_program
 from sandkasten.model.commands.verdict import Ending, verdict
 from sandkasten.model.ids import exec_id as checked_exec_id
 from sandkasten.model.ids import new_exec_id, new_look_id
@@ -175,7 +177,11 @@ class Execution:
         keyed = command.key is not None
         starting = self._trail.starting_keyed if keyed else self._trail.starting
         with starting(handle.record, exec_id, shown, shell):
-            reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
+            try:
+                answer = await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S)
+            except CommandNotFound as exc:
+                raise missing_program(exc, command.argv) from exc
+            reply = decode_exec(answer)
             check_same_command(exec_id, reply.exec_id)
         if shell is not None:
             # It may change the directory, and no caller may ask how it ended.

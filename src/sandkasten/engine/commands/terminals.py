@@ -21,6 +21,7 @@ from sandkasten.engine.commands.exec_endings import explain_end
 from sandkasten.engine.commands.exec_results import ending_of, result_of
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
 from sandkasten.errors import (
+    CommandNotFound,
     ExecNotFound,
     InvalidRequest,
     ProtocolViolation,
@@ -32,6 +33,7 @@ from sandkasten.model.commands.code_values import kernel_line
 from sandkasten.model.commands.command import checked_pty
 from sandkasten.model.commands.exec_values import ExecResult, Pty
 from sandkasten.model.commands.kept_output import KeptOutput
+from sandkasten.model.commands.missing_program import missing_program
 from sandkasten.model.commands.verdict import verdict
 from sandkasten.model.environment import checked_environment, text_bytes
 from sandkasten.model.files.sandbox_paths import working_directory
@@ -141,7 +143,10 @@ async def open_terminal(
     line = command or (channel.hello.shell or "sh",)
     async with handles.explaining(handle), channel.stream("exec.start", fields) as call:
         with handles.trail.starting(handle.record, exec_id, line, terminal=True):
-            await _started(call)
+            try:
+                await _started(call)
+            except CommandNotFound as exc:
+                raise missing_program(exc, line) from exc
         row = history.began(handle.record, exec_id, line, None)
         terminal = Terminal(call, channel, exec_id, handle.record, history, row)
         try:
@@ -308,7 +313,11 @@ class TerminalSessions:
         with self._handles.trail.starting(
             handle.record, str(fields["exec_id"]), line, terminal=True
         ):
-            reply = decode_exec(await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S))
+            try:
+                answer = await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S)
+            except CommandNotFound as exc:
+                raise missing_program(exc, line) from exc
+            reply = decode_exec(answer)
         if command is None:
             handle.untyped.add(reply.exec_id)
         recording = self._handles.trail.recording(handle.record, reply.exec_id, line, pty)
