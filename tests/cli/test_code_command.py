@@ -8,7 +8,7 @@ from sandkasten.cli.code_prompt import unfinished
 from sandkasten.cli.commands.code import explain
 from sandkasten.model.commands.code_values import CodeResult
 from sandkasten.model.commands.exec_values import ExecNetwork
-from sandkasten.model.sandbox.network_policy import Refusal
+from sandkasten.model.sandbox.network_refusals import Refusal
 
 pytestmark = pytest.mark.promise("P80")
 

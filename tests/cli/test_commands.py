@@ -19,7 +19,7 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.commands.exec_values import Why
-from sandkasten.model.sandbox.network_policy import Refusal
+from sandkasten.model.sandbox.network_refusals import Refusal
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -253,7 +253,9 @@ def test_exec_refuses_an_option_that_it_does_not_have(cli):
 
 
 async def test_a_refusal_names_the_command_that_allows_it(box, state, capfd):
-    refused = Refusal("b.org", 443, "default", "the creator of the sandbox can allow it")
+    refused = Refusal(
+        "b.org", 443, "default", "the creator of the sandbox can allow it", allow="b.org:443"
+    )
     denied = Refusal("c.org", 80, "deny c.org", "a deny rule refuses it")
     result = replace(await box.exec("true"), refused=(refused, denied))
     rules = {"allow": ["a.org"], "deny": ["c.org"], "secrets": ["KEY"], "inspect": True}
@@ -271,6 +273,13 @@ async def test_a_refusal_names_the_command_that_allows_it(box, state, capfd):
         "hint: allow it with: sandkasten update sbx_1 --allow a.org --allow b.org:443 "
         "--deny c.org --secret KEY --inspect",
     ]
+    # After `update --network none`: the rules may be given back.
+    exec.show(state, replace(result, refused=(refused,)), "sbx_1", "none")
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        "hint: allow it with: sandkasten update sbx_1 --allow b.org:443"
+    )
+    exec.show(state, replace(result, refused=(), network_hint="create another"), "sbx_1", "none")
+    assert capfd.readouterr().err == "hint: create another\n"
     exec.show(state, result)
     assert "hint: the creator of the sandbox can allow it" in capfd.readouterr().err
 

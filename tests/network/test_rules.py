@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandkasten.cli.commands.network import rule_lines
-from sandkasten.cli.output import destination, tell_refused
+from sandkasten.cli.output import tell_network
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
 from sandkasten.model.sandbox.network_policy import (
@@ -15,11 +15,15 @@ from sandkasten.model.sandbox.network_policy import (
     NetworkPolicy,
     default_network,
     network_for,
-    not_public,
     parse_network,
+    unreachable_rules,
+)
+from sandkasten.model.sandbox.network_refusals import (
+    destination,
+    no_network_hint,
+    not_public,
     refusals,
     suggested,
-    unreachable_rules,
 )
 from sandkasten.model.sandbox.network_rules import parse_rule
 
@@ -239,6 +243,52 @@ def test_the_hint_of_a_refusal_names_what_can_open_it(rule, host, address, hint)
     assert hint in refusals([one])[0].hint
 
 
+@pytest.mark.parametrize(
+    ("rule", "host", "address", "reachable", "allow"),
+    [
+        ("default", "a.test", None, [], "a.test:80"),
+        ("default", None, "1.1.1.1", [], "1.1.1.1:80"),
+        ("default", None, "2606:4700::1111", [], "[2606:4700::1111]:80"),
+        ("default", None, "10.0.0.1", [], None),
+        ("default", None, "10.0.0.1", ["10.0.0.0/8"], "10.0.0.1:80"),
+        ("default", None, "::ffff:10.0.0.1", [], None),
+        ("address that is not public", "inner.test", "10.0.0.1", [], None),
+        ("address that is not public", None, "10.0.0.1", [], None),
+        ("deny a.test", "a.test", None, [], None),
+        ("limit:connections", "a.test", None, [], None),
+        ("secret without TLS", "a.test", None, [], None),
+    ],
+)
+def test_a_refusal_names_the_rule_that_would_allow_it(rule, host, address, reachable, allow):
+    one = NetworkAttempt(1, 0.0, "refused", 80, rule, host=host, address=address)
+    assert refusals([one], reachable)[0].allow == allow
+
+
+def test_no_rule_allows_a_name_that_does_not_exist():
+    one = NetworkAttempt(1, 0.0, "failed", 53, host="no.test", reason="no such name")
+    assert refusals([one])[0].allow is None
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        b"curl: (6) Could not resolve host: example.com\n",
+        b"urllib.error.URLError: <urlopen error [Errno 101] Network is unreachable>\n",
+        b"npm error code EAI_AGAIN\n" + b"x" * 8000,
+        b"dial tcp: lookup go.test: no such host\n",
+    ],
+)
+def test_a_failure_without_a_network_is_told_that_there_is_none(output):
+    hint = no_network_hint("none", 1, output)
+    assert hint.startswith("the sandbox was created without a network")
+    # The innocent twins: it worked, it has a network, or the output says nothing of one.
+    assert no_network_hint("none", 0, output) == ""
+    assert no_network_hint("none", None, output) == ""
+    assert no_network_hint({"allow": ["a.test"]}, 1, output) == ""
+    assert no_network_hint("none", 1, b"1 test failed\n") == ""
+    assert no_network_hint("none", 1, output + b"x" * 9000) == ""
+
+
 def test_what_a_deny_rule_refuses_is_not_suggested():
     tried = [
         NetworkAttempt(1, 0.0, "opened", 443, "default", host="b.test"),
@@ -277,7 +327,7 @@ def test_a_refusal_has_the_address_beside_the_name(capsys):
     ]
     found = refusals(tried)
     assert [one.address for one in found] == ["192.0.2.7", None, None, None]
-    tell_refused(found, ())
+    tell_network(found, ())
     told = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert told == [
         "warning: the network refused a.test:443 (192.0.2.7): deny a.test",

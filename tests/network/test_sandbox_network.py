@@ -267,6 +267,21 @@ def test_a_default_network_is_what_the_policy_permits(boxed, web, monkeypatch):
     assert get(closed, f"http://good.test:{web}/")[0] != 0
 
 
+def test_a_command_that_failed_without_a_network_says_that_there_is_none(boxed):
+    box = boxed()
+    failed = box.exec(["curl", "-sS", "-m", "10", "http://good.test/"])
+    assert failed.exit_code
+    assert failed.network_hint.startswith("the sandbox was created without a network")
+    assert failed.as_dict()["network"] == {
+        "refused": [],
+        "suggested": [],
+        "hint": failed.network_hint,
+    }
+    # The innocent twins.
+    assert box.exec("echo Could not resolve host").network_hint == ""
+    assert box.exec(["false"]).as_dict()["network"] is None
+
+
 def test_a_network_cannot_be_added_later(boxed):
     box = boxed()
     with pytest.raises(UnsupportedByBackend):
@@ -289,6 +304,7 @@ def test_a_one_shot_names_what_was_refused_and_the_rules_of_a_dry_run(boxed, dat
     options: dict[str, Any] = {"runtime": "bash", "data_dir": str(data)}
     found = run(code, network={"allow": ["other.test"]}, **options)
     assert [one.host for one in found.refused] == ["good.test", "far.test"]
+    assert found.refused[0].allow == f"good.test:{web}"
     assert found.as_dict()["network"]["refused"][0]["rule"] == "default"
     found = run(code, network={"dry_run": True}, **options)
     assert [one.host for one in found.refused] == ["far.test"]

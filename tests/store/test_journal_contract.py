@@ -10,7 +10,7 @@ import pytest
 from sandkasten.model.audit_records import AuditHead
 from sandkasten.model.commands.exec_values import ExecNetwork
 from sandkasten.model.journal_rows import CODE_BYTES, ExecRow, SessionRow
-from sandkasten.model.sandbox.network_policy import Refusal
+from sandkasten.model.sandbox.network_refusals import Refusal
 from sandkasten.store.postgres.postgres_journal import PostgresJournal
 from sandkasten.store.sqlite.database import Database
 from sandkasten.store.sqlite.sqlite_journal import SqliteJournal

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, Final, Literal, TextIO
 
     from sandkasten.errors import SandkastenError
-    from sandkasten.model.sandbox.network_policy import Refusal
+    from sandkasten.model.sandbox.network_refusals import Refusal
 
     Allow = Callable[[Sequence[str]], str]
 
@@ -76,48 +76,29 @@ def tell(label: Literal["error", "warning", "hint", "note"], text: str) -> None:
     say(f"{painted(f'{label}:', label, sys.stderr)} {paragraph(text)}")
 
 
-def tell_refused(
-    refused: Sequence[Refusal], suggested: Sequence[str], allow: Allow | None = None
+def tell_network(
+    refused: Sequence[Refusal],
+    suggested: Sequence[str],
+    hint: str = "",
+    allow: Allow | None = None,
 ) -> None:
     """Print what the network refused, each way to allow it once, and the rules of a dry run.
 
-    `allow` returns the command that adds rules to those of the sandbox, if it still exists.
+    `allow` returns what to type so that rules are added to those of the sandbox.
     """
-    # A rule does not open an address that only the operator opens.
-    opened = [
-        refusal
-        for refusal in refused
-        if refusal.rule == "default" and "network.reachable" not in refusal.hint
-    ]
-    rules = [f"{refusal.host}:{refusal.port}" for refusal in opened]
     for one in refused:
-        if one.unresolved:
-            tell("warning", f"the network could not look up {one.host} ({one.rule})")
-            continue
-        to = destination(one.host, one.address, one.port)
-        tell("warning", f"the network refused {to}: {rule_text(one.rule)}")
+        tell("warning", one.text)
+    rules = [one.allow for one in refused if one.allow is not None]
     command = allow(rules) if rules and allow is not None else None
     hints = dict.fromkeys(
-        refusal.hint
-        for refusal in refused
-        if refusal.hint and (command is None or refusal not in opened)
+        one.hint for one in refused if one.hint and (command is None or one.allow is None)
     )
-    for hint in [*hints, *([f"allow it with: {command}"] if command else [])]:
-        tell("hint", hint)
+    for text in [*hints, hint, f"allow it with: {command}" if command else ""]:
+        if text:
+            tell("hint", text)
     if suggested:
         flags = " ".join(f"--allow {rule}" for rule in suggested)
         tell("note", f"dry run: the rules for what it reached are {flags}")
-
-
-def rule_text(rule: str) -> str:
-    """Return the rule of a record for people."""
-    return "no rule allows it" if rule == "default" else rule
-
-
-def destination(host: str | None, address: str | None, port: int) -> str:
-    """Return a name and port, and beside them the address if the name has one."""
-    beside = f" ({address})" if host and address else ""
-    return f"{host or address}:{port}{beside}"
 
 
 def painted(text: str, meaning: str, stream: TextIO) -> str:

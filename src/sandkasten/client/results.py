@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sandkasten.model.commands.exec_values import ExecKind, ExecPast, ExecResult, Status, Why
-    from sandkasten.model.sandbox.network_policy import Refusal
+    from sandkasten.model.sandbox.network_refusals import Refusal
     from sandkasten.model.sandbox.oneshot_values import Artifact
     from sandkasten.model.sandbox.oneshot_values import RunResult as EngineRunResult
     from sandkasten.model.sandbox.usage import ExecUsage
@@ -76,6 +76,8 @@ class Result:
     """Connections that the network refused while it ran."""
     suggested: tuple[str, ...] = ()
     """With a dry run: a rule for each host and port that was reached."""
+    network_hint: str = ""
+    """What to do, if the sandbox has no network and the command probably failed because of it."""
 
     @property
     def stdout(self) -> str:
@@ -222,6 +224,7 @@ def result_of(answer: ExecResult) -> Result:
         started_at=answer.started_at,
         refused=() if answer.network is None else answer.network.refused,
         suggested=() if answer.network is None else answer.network.suggested,
+        network_hint="" if answer.network is None else answer.network.hint,
     )
 
 
@@ -253,6 +256,8 @@ class RunResult:
     """Connections that the network refused while it ran."""
     suggested: tuple[str, ...] = ()
     """With a dry run: a rule for each host and port that was reached."""
+    network_hint: str = ""
+    """What to do, if the sandbox has no network and the command probably failed because of it."""
     acquire_source: Literal["pool", "cold"] = field(default="cold", repr=False)
     acquire_detail: str = field(default="", repr=False)
     """Why it did not come from the warm pool."""
@@ -309,10 +314,11 @@ def _exit_status(exit_code: int | None, signal: int | None) -> int | None:
 
 
 def _network(result: Result | RunResult) -> dict[str, Any] | None:
-    if not result.refused and not result.suggested:
+    if not (result.refused or result.suggested or result.network_hint):
         return None
     refused = [asdict(one) for one in result.refused]
-    return {"refused": refused, "suggested": list(result.suggested)}
+    suggested = list(result.suggested)
+    return {"refused": refused, "suggested": suggested, "hint": result.network_hint}
 
 
 def _artifact(one: Artifact) -> dict[str, Any]:
@@ -347,6 +353,7 @@ def run_result_of(answer: EngineRunResult) -> RunResult:
         warnings=answer.warnings,
         refused=() if answer.network is None else answer.network.refused,
         suggested=() if answer.network is None else answer.network.suggested,
+        network_hint="" if answer.network is None else answer.network.hint,
         acquire_source=answer.acquire_source,
         acquire_detail=answer.acquire_detail,
     )

@@ -229,7 +229,9 @@ class Engine:
             events=events,
         )
         self._history = ExecHistory(self._handles, journal, clock, events)
-        self._execution = Execution(self._handles, self._history, events, policy.ceiling, tracing)
+        self._execution = Execution(
+            self._handles, self._history, events, policy.ceiling, tracing, policy.network.reachable
+        )
         self.code = CodeContexts(self._handles, self._execution, self._in_flight)
         self._watch = EndWatch(
             backends=backends,

@@ -20,9 +20,8 @@ from sandkasten.model.sandbox.network_policy import (
     adopted_network,
     attempt,
     created_without_network,
-    not_public,
-    suggested,
 )
+from sandkasten.model.sandbox.network_refusals import not_public, suggested
 from sandkasten.model.sandbox.sandbox_values import NetworkUsage
 from sandkasten.ports import Networked
 

@@ -510,6 +510,8 @@ export interface ExecNetwork {
   refused: Refusal[];
   /** With a dry run: a rule for each host and port that was reached. */
   suggested?: string[];
+  /** What to do, if the sandbox has no network and the command probably failed because of it. */
+  hint?: string;
 }
 
 export interface ExecPast {
@@ -1033,6 +1035,8 @@ export interface Refusal {
   hint: string;
   /** The address of the name, if it is known. */
   address?: string | null;
+  /** The rule to add to network.allow that allows it; null if no rule does. */
+  allow?: string | null;
 }
 
 export interface Removed {

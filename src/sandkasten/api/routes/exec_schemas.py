@@ -136,6 +136,10 @@ class RefusalAnswer(Answer):
     rule: str = Field(description="What refused it, or why the name could not be looked up.")
     hint: str
     address: str | None = Field(None, description="The address of the name, if it is known.")
+    allow: str | None = Field(
+        None,
+        description="The rule to add to network.allow that allows it; null if no rule does.",
+    )
 
 
 class ExecNetworkAnswer(Answer):
@@ -143,6 +147,11 @@ class ExecNetworkAnswer(Answer):
     suggested: list[str] = Field(
         default_factory=list,
         description="With a dry run: a rule for each host and port that was reached.",
+    )
+    hint: str = Field(
+        "",
+        description="What to do, if the sandbox has no network and the command probably failed "
+        "because of it.",
     )
 
 

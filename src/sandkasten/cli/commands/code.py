@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import functools
 import signal
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from sandkasten.cli.state import State, go
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sandkasten.cli.output import Allow
     from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.model.commands.code_values import CodeContext, CodeDisplay, CodeResult
 
@@ -212,7 +214,7 @@ class _Session:
                 task.cancel()
             await asyncio.gather(*interrupts, return_exceptions=True)
         if not quiet:
-            explain(result)
+            explain(result, _allow(box))
         return result
 
     async def _interrupt(self, box: AsyncSandbox) -> None:
@@ -269,9 +271,17 @@ class _Session:
         )
 
 
-def explain(result: CodeResult) -> None:
+def _allow(box: AsyncSandbox) -> Allow | None:
+    """Return what says how to add rules to those of the sandbox, if they are known."""
+    from sandkasten.cli.commands.exec import allow_command
+
+    network = None if box.known is None else box.known.network
+    return None if network is None else functools.partial(allow_command, box.id, network)
+
+
+def explain(result: CodeResult, allow: Allow | None = None) -> None:
     """Print what neither the output nor the exit status shows."""
-    from sandkasten.cli.output import tell, tell_refused, write_chunk
+    from sandkasten.cli.output import tell, tell_network, write_chunk
 
     if result.error is not None:
         shown = result.error.traceback or f"{result.error.name}: {result.error.value}"
@@ -283,4 +293,5 @@ def explain(result: CodeResult) -> None:
     if result.truncated:
         tell("warning", "output or results over a limit were left out")
     if result.network is not None:
-        tell_refused(result.network.refused, result.network.suggested)
+        found = result.network
+        tell_network(found.refused, found.suggested, found.hint, allow)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.exit_status import status_of
-from sandkasten.cli.output import put, put_json, tell, tell_refused, write_chunk
+from sandkasten.cli.output import put, put_json, tell, tell_network, write_chunk
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.stdin import blocks, is_prepared
 from sandkasten.errors import Conflict, ExecNotFound, InvalidRequest, SandkastenError
@@ -284,18 +284,19 @@ def _explain(result: Result, sandbox_id: str, network: object, *, interrupted: b
         tell("error" if ours else "warning", why.message)
     if why is not None and why.hint:
         tell("hint", why.hint)
-    allow = partial(_allow_command, sandbox_id, network) if isinstance(network, dict) else None
-    tell_refused(result.refused, result.suggested, allow)
+    allow = None if network is None else partial(allow_command, sandbox_id, network)
+    tell_network(result.refused, result.suggested, result.network_hint, allow)
 
 
-def _allow_command(sandbox_id: str, network: dict[str, Any], rules: Sequence[str]) -> str:
+def allow_command(sandbox_id: str, network: object, rules: Sequence[str]) -> str:
     """Return the command that adds these rules: `update` replaces all rules of a sandbox."""
-    flags: dict[str, Sequence[str]] = {"--allow": [*network.get("allow", ()), *rules]}
-    flags |= {"--deny": network.get("deny", ()), "--secret": network.get("secrets", ())}
-    limits = network.get("limits", {}).items()
+    now: dict[str, Any] = network if isinstance(network, dict) else {}
+    flags: dict[str, Sequence[str]] = {"--allow": [*now.get("allow", ()), *rules]}
+    flags |= {"--deny": now.get("deny", ()), "--secret": now.get("secrets", ())}
+    limits = now.get("limits", {}).items()
     flags["--network-limit"] = [f"{name}={value}" for name, value in limits]
     words = [word for flag, values in flags.items() for value in values for word in (flag, value)]
-    words += [flag for name, flag in _SWITCHES.items() if network.get(name)]
+    words += [flag for name, flag in _SWITCHES.items() if now.get(name)]
     return shlex.join(["sandkasten", "update", sandbox_id, *words])
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sandkasten.cli.options import Id, Json, state_of
-from sandkasten.cli.output import destination, put, put_json, put_table, rule_text, tell, visible
+from sandkasten.cli.output import put, put_json, put_table, tell, visible
 from sandkasten.cli.sandbox_names import resolve
 from sandkasten.cli.state import State, go
+from sandkasten.model.sandbox.network_refusals import destination, rule_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

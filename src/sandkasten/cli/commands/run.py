@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import field
 from pathlib import Path, PurePosixPath
@@ -9,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.cli.create_progress import create_progress
 from sandkasten.cli.exit_status import EXIT_INTERRUPTED, UsageError, status_of
-from sandkasten.cli.output import counted, put_json, say, tell, tell_refused, visible, write_chunk
+from sandkasten.cli.output import counted, put_json, say, tell, tell_network, visible, write_chunk
 from sandkasten.cli.state import State, go
 from sandkasten.errors import FileTrouble
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.globs import compile_globs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sandkasten.client.results import RunResult
     from sandkasten.model.commands.exec_values import Chunk
@@ -164,6 +165,11 @@ def _bytes_of(path: Path) -> bytes:
         ) from exc
 
 
+def _allow_flags(rules: Sequence[str]) -> str:
+    """Return the options to add to the command: the sandbox is gone."""
+    return shlex.join(word for rule in rules for word in ("--allow", rule))
+
+
 def show(result: RunResult, job: Job, *, as_json: bool) -> None:
     """Print what the output does not show, and save the artifacts."""
     if as_json:
@@ -174,7 +180,7 @@ def show(result: RunResult, job: Job, *, as_json: bool) -> None:
         tell("error", result.why.message)
         tell("hint", result.why.hint)
     if not as_json:
-        tell_refused(result.refused, result.suggested)
+        tell_network(result.refused, result.suggested, result.network_hint, _allow_flags)
     if job.artifacts:
         for artifact in result.artifacts:
             _save(artifact, Path(job.out), quiet=as_json)

@@ -122,7 +122,9 @@ class CodeContexts:
             "results": MAX_RESULT_BYTES,
         }
         retried = False
-        with CodeRecord(handle, self._execution.history, checked) as cell:
+        with CodeRecord(
+            handle, self._execution.history, checked, self._execution.reachable
+        ) as cell:
             reader = cell.shown_to(show)
             while True:
                 context = checked.context or await self._default(

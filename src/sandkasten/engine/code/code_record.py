@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.engine.commands.exec_endings import refused_between
+from sandkasten.engine.commands.exec_endings import missing_network, refused_between
 from sandkasten.errors import (
     Busy,
     ContextNotFound,
@@ -24,6 +24,8 @@ from sandkasten.model.journal_rows import CODE_BYTES, ExecRow, shortened
 from sandkasten.ports.spans import caller_key
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sandkasten.engine.commands.exec_history import ExecHistory
     from sandkasten.engine.handles import Handle
     from sandkasten.model.commands.code_values import CodeItem, CodeReader, CodeRequest, CodeResult
@@ -49,8 +51,16 @@ _FORMS: Final = tuple(
 class CodeRecord:
     """Enter it around all attempts to run the code, and call `begins` before each."""
 
-    def __init__(self, handle: Handle, history: ExecHistory, request: CodeRequest) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        history: ExecHistory,
+        request: CodeRequest,
+        reachable: Sequence[str] = (),
+    ) -> None:
+        """`reachable`: the operator's `network.reachable`."""
         self._handle = handle
+        self._reachable = reachable
         self._history = history
         self._trail = history.trail
         self._clock = history.clock
@@ -130,10 +140,13 @@ class CodeRecord:
             self._record((result.error.traceback or f"{name}: {result.error.value}") + "\n")
         now = self._clock.now()
         try:
-            network = await refused_between(self._handle, self._row.started_at, now)
+            began = self._row.started_at
+            network = await refused_between(self._handle, began, now, self._reachable)
         except SandkastenError:
             # It only explains; the code has run.
             network = None
+        if network is None and result.error is not None:
+            network = missing_network(self._handle, 1, result.error.value.encode())
         self._row = replace(self._row, network=network)
         self._end_with(result)
         return replace(result, network=network)

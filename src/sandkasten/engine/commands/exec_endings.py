@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_results import GRACE_S, ending_of
 from sandkasten.errors import Busy, SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import ExecNetwork
 from sandkasten.model.commands.verdict import needs_figures, verdict
-from sandkasten.model.sandbox.network_policy import attempt, refusals, suggested
+from sandkasten.model.sandbox.network_policy import attempt
+from sandkasten.model.sandbox.network_refusals import no_network_hint, refusals, suggested
 from sandkasten.ports import Networked
 from sandkasten.wire.messages import decode_stats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sandkasten.engine.handles import ExecStart, Handle, Handles
     from sandkasten.model.commands.exec_values import ExecResult, Why
     from sandkasten.ports import EventSink
@@ -49,15 +53,36 @@ async def explain_end(
     return verdict(ending, limits, timeout_s, before=before, after=after, full=full)
 
 
-async def refused_network(handle: Handle, reply: ExecReply) -> ExecNetwork | None:
-    """Return what the network refused while the command ran, or a dry run let pass; else None."""
+async def with_network(
+    handle: Handle, reply: ExecReply, result: ExecResult, reachable: Sequence[str]
+) -> ExecResult:
+    """Return the result of a command with what the network refused while it ran, or a dry run let
+    pass. `reachable`: addresses that the operator has opened.
+    """
     if not reply.ended:
-        return None
+        return result
     began = reply.started_ms / 1000
-    return await refused_between(handle, began, began + reply.duration_ms / 1000)
+    ended = began + reply.duration_ms / 1000
+    network = await refused_between(handle, began, ended, reachable)
+    if network is None and result.exit_code:
+        network = missing_network(handle, result.exit_code, result.output)
+    return result if network is None else replace(result, network=network)
 
 
-async def refused_between(handle: Handle, began: float, ended: float) -> ExecNetwork | None:
+def missing_network(handle: Handle, exit_code: int, output: bytes) -> ExecNetwork | None:
+    """Return the hint for what probably failed because the sandbox has no network; else None.
+
+    Called after `refused_between`, which knows whether it was created with one.
+    """
+    if handle.networked is not False:
+        return None
+    hint = no_network_hint(handle.record.network, exit_code, output)
+    return ExecNetwork(hint=hint) if hint else None
+
+
+async def refused_between(
+    handle: Handle, began: float, ended: float, reachable: Sequence[str]
+) -> ExecNetwork | None:
     """Return what the network refused between two Unix times, or a dry run let pass; else None."""
     # The cheap check first: most sandboxes have no network, which is known after one command.
     if handle.networked is False and handle.record.network == "none":
@@ -72,7 +97,7 @@ async def refused_between(handle: Handle, began: float, ended: float) -> ExecNet
     seen = [one for one in seen if one.at <= last]
     network = handle.record.network
     dry_run = isinstance(network, dict) and network.get("dry_run", False)
-    found = ExecNetwork(refusals(seen), suggested(seen) if dry_run else ())
+    found = ExecNetwork(refusals(seen, reachable), suggested(seen) if dry_run else ())
     return found if found.refused or found.suggested else None
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from sandkasten.model.commands.exec_values import (
     Chunk,
-    ExecNetwork,
     ExecResult,
     Source,
     Status,
@@ -93,7 +92,6 @@ def result_of(
     *,
     raw: bool = False,
     why: Why | None = None,
-    network: ExecNetwork | None = None,
 ) -> ExecResult:
     # A terminal has one stream, which the runner counts as stdout.
     terminal = output.has("pty")
@@ -131,7 +129,6 @@ def result_of(
         started_at=reply.started_ms / 1000,
         pid=reply.pid or 0,
         shell=reply.shell,
-        network=network,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.commands.exec_endings import emit_finished, explain_end, refused_network
+from sandkasten.engine.commands.exec_endings import emit_finished, explain_end, with_network
 from sandkasten.engine.commands.exec_follower import ExecFollower, check_same_command
 from sandkasten.engine.commands.exec_results import (
     SOURCES,
@@ -55,7 +55,7 @@ from sandkasten.wire.frame_codec import SHELL_STATE
 from sandkasten.wire.messages import decode_exec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from sandkasten.engine.audit_trail import AuditTrail
     from sandkasten.engine.commands.exec_history import ExecHistory
@@ -80,8 +80,12 @@ class Execution:
         events: EventSink | None = None,
         ceiling: Mapping[str, int | float] = MappingProxyType({}),
         tracing: Tracing = UNTRACED,
+        reachable: Sequence[str] = (),
     ) -> None:
-        """`ceiling`: the operator's `policy.max`, for the output that a command may keep."""
+        """`ceiling`: the operator's `policy.max`, for the output that a command may keep.
+        `reachable`: the operator's `network.reachable`.
+        """
+        self.reachable = reachable
         self._trail = handles.trail
         self.to_end = ExecToEnd(handles.trail, history, events, ceiling, tracing)
         self._tracing = tracing
@@ -315,7 +319,7 @@ class Execution:
         if kernel_line(reply.exec_id) is not None:
             # Its output is messages to the engine.
             reply = replace(reply, stdout_bytes=0, stderr_bytes=0, last_seq=0, truncated=False)
-        return result_of(reply, output, why=why, network=await refused_network(handle, reply))
+        return await with_network(handle, reply, result_of(reply, output, why=why), self.reachable)
 
     async def _call(
         self, sandbox_id: str, verb: str, fields: dict[str, object]
@@ -372,8 +376,8 @@ class Execution:
             )
         else:
             why = await explain_end(self._handles, following.handle, reply, following.began)
-        network = await refused_network(following.handle, reply)
-        return result_of(reply, following.output, raw=raw, why=why, network=network)
+        result = result_of(reply, following.output, raw=raw, why=why)
+        return await with_network(following.handle, reply, result, self.reachable)
 
 
 class _RecordedExec:

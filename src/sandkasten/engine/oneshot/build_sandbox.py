@@ -18,7 +18,7 @@ from sandkasten.disk.cleanup import finish
 from sandkasten.errors import BuildFailed, SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.sandbox.cell_spec import BUILD_WORKSPACE
-from sandkasten.model.sandbox.network_policy import rule_for
+from sandkasten.model.sandbox.network_refusals import rule_for
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports import Pausable, Readable
@@ -160,7 +160,7 @@ def _hint(result: ExecResult | None, network: NetworkPolicy) -> str:
         return result.why.hint
     refused = result.network.refused if result is not None and result.network is not None else ()
     shut = [one for one in refused if not one.unresolved]
-    rules = [f"--allow {rule_for(one.host, one.port)}" for one in shut if not one.not_public]
+    rules = [f"--allow {one.allow}" for one in shut if one.allow is not None]
     if rules:
         return f"the network refused what no rule allows; if it is needed: {' '.join(rules)}"
     if refused and not shut:

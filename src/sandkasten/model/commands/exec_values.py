@@ -12,7 +12,7 @@ from sandkasten.model.field_patterns import ACCOUNT, NO_NUL, PRINTABLE, SHELL_NA
 from sandkasten.model.files.sandbox_paths import PATH_MAX
 from sandkasten.model.json_codec import OPEN, FileName, Public
 from sandkasten.model.sandbox.limits import MAX_KEPT_BYTES
-from sandkasten.model.sandbox.network_policy import Refusal  # noqa: TC001  (the codec reads it)
+from sandkasten.model.sandbox.network_refusals import Refusal  # noqa: TC001  (the codec reads it)
 from sandkasten.model.sandbox.sandbox_options import ENVIRONMENT, described
 from sandkasten.model.sandbox.usage import ExecUsage
 
@@ -134,6 +134,8 @@ class ExecNetwork:
     refused: tuple[Refusal, ...] = ()
     suggested: tuple[str, ...] = ()
     """With a dry run: a rule for each host and port that was reached."""
+    hint: str = ""
+    """What to do, if the sandbox has no network and the command probably failed because of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import PolicyDenied, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.addresses import holds_public, is_public, plain
+from sandkasten.model.addresses import holds_public
 from sandkasten.model.json_codec import ShapeError, Timestamp, from_json
 from sandkasten.model.sandbox.network_limits import (
-    LIMIT_RULE,
     MAX_USED_SECRETS,
     Allowance,
     NetworkLimits,
-    limit_hint,
     lowered,
     requested_limits,
     within,
@@ -37,42 +35,18 @@ from sandkasten.model.sandbox.network_rules import (
 from sandkasten.model.spelling import did_you_mean, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 MAX_RULES: Final = 256
 _KEYS: Final = ("allow", "deny", "secrets", "inspect", "dry_run", "limits")
-# The prefix of the rule in a record, if a deny rule refused the connection.
-_DENY_RULE: Final = "deny "
-# The rule in the record of an address that the egress process did not dial.
-_NOT_PUBLIC: Final = "address that is not public"
-# The rule in the record of an inspected host that got something else on port 80 or 443.
-_NOT_WEB: Final = "bytes that are neither TLS nor HTTP"
-UNRESOLVED: Final = ("no such name", "no name server answered", "the name has no address")
-"""Reasons in the records of names that could not be looked up."""
-_MAX_REFUSALS: Final = 20
-_CREATOR_ALLOWS: Final = "the creator of the sandbox can allow it (network.allow)"
-_OPERATOR_OPENS: Final = "only the operator opens addresses that are not public (network.reachable)"
+OPERATOR_OPENS: Final = "only the operator opens addresses that are not public (network.reachable)"
 _SANDBOX_ITSELF: Final = (
     "localhost and 127.0.0.1 in a sandbox are the sandbox itself. For a server on this machine the "
     "operator sets network.hosts (web.internal=127.0.0.1) and network.reachable (127.0.0.1/32), "
     "and a rule names web.internal"
 )
-_BOTH_OPEN: Final = (
-    "the address is not public: the operator must open it (network.reachable), and a rule must "
-    "allow it (network.allow)"
-)
-_CHECK_NAME: Final = "check the spelling of the name; the rules allow it"
-_NO_SERVER: Final = "retry; the operator sets the name servers (network.servers)"
-_INSPECTED: Final = (
-    "an inspected host gets only TLS and HTTP on ports 80 and 443; the operator can leave it out "
-    "(network.uninspected)"
-)
-# The rule in the record of a request with a secret that was not encrypted.
-_WITHOUT_TLS: Final = "secret without TLS"
-_USE_HTTPS: Final = "use https: a secret is never sent over plain HTTP"
 SILENT_HINT: Final = "try again; if the error stays, create a new sandbox"
 """For a network that lives and does not answer."""
-_DENIED: Final = "a deny rule refuses it; the creator of the sandbox can remove it (network.deny)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,29 +154,6 @@ class NetworkAttempt:
     method: str | None = None
     path: str | None = None
     """The path of an inspected request, without its query."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A connection that the network of the sandbox refused, or a name that did not resolve."""
-
-    host: str
-    """The name, or the address if the program connected to an address."""
-    port: int
-    rule: str = ""
-    hint: str = ""
-    address: str | None = None
-    """The address of the name, if it was looked up."""
-
-    @property
-    def not_public(self) -> bool:
-        """Whether only the operator can open it."""
-        return self.rule == _NOT_PUBLIC
-
-    @property
-    def unresolved(self) -> bool:
-        """Whether the name did not resolve, so that no rule refused it."""
-        return self.rule in UNRESOLVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +322,7 @@ def unreachable_rules(policy: NetworkPolicy, ceiling: NetworkCeiling) -> tuple[s
             closed.append(rule.text)
     return tuple(
         f"{', '.join(rules[:8])} will not be reached: {reason}"
-        for rules, reason in ((inside, _SANDBOX_ITSELF), (closed, _OPERATOR_OPENS))
+        for rules, reason in ((inside, _SANDBOX_ITSELF), (closed, OPERATOR_OPENS))
         if rules
     )
 
@@ -426,76 +377,3 @@ def attempt(record: Mapping[str, Any]) -> NetworkAttempt:
     """Return a record of the egress process as a value."""
     fields = {**record, "at_unix": record.get("time")}
     return from_json(NetworkAttempt, fields, "record")
-
-
-def refusals(attempts: Iterable[NetworkAttempt]) -> tuple[Refusal, ...]:
-    """Return each host and port that was refused once, and how it could be reached.
-
-    A name that could not be looked up is one of them, with the reason as its rule.
-    """
-    found: dict[tuple[str, int], Refusal] = {}
-    for one in attempts:
-        reason = one.reason if one.event == "failed" and one.reason in UNRESOLVED else None
-        if (one.event == "refused" or reason) and len(found) < _MAX_REFUSALS:
-            host = one.host or one.address or ""
-            beside = one.address if one.host else None
-            refusal = Refusal(host, one.port, reason or one.rule, _hint(one), beside)
-            found.setdefault((host, one.port), refusal)
-    return tuple(found.values())
-
-
-def _hint(refused: NetworkAttempt) -> str:
-    if refused.reason in UNRESOLVED:
-        return _NO_SERVER if refused.reason == UNRESOLVED[1] else _CHECK_NAME
-    if refused.rule.startswith(LIMIT_RULE):
-        return limit_hint(refused.rule)
-    if refused.rule.startswith(_DENY_RULE):
-        return _DENIED
-    if refused.rule == _NOT_PUBLIC:
-        return _OPERATOR_OPENS
-    if refused.rule == _NOT_WEB:
-        return _INSPECTED
-    if refused.rule == _WITHOUT_TLS:
-        return _USE_HTTPS
-    numeric = refused.host is None and refused.address is not None
-    return _BOTH_OPEN if numeric and not is_public(refused.address or "") else _CREATOR_ALLOWS
-
-
-def suggested(attempts: Iterable[NetworkAttempt], reachable: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return a rule for each host and port that was tried and that a rule can open."""
-    return tuple(rule for rule, only in _tried(attempts, reachable) if not only)
-
-
-def not_public(
-    attempts: Iterable[NetworkAttempt], reachable: Iterable[str] = ()
-) -> tuple[str, ...]:
-    """Return each host and port that was tried and that only `network.reachable` can open."""
-    return tuple(rule for rule, only in _tried(attempts, reachable) if only)
-
-
-def _tried(attempts: Iterable[NetworkAttempt], reachable: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return a rule for each host and port, and whether only the operator can open it."""
-    networks = [ipaddress.ip_network(one, strict=False) for one in reachable]
-    found: dict[tuple[str, int], bool] = {}
-    for one in attempts:
-        key = (one.host or one.address or "", one.port)
-        if one.rule.startswith(LIMIT_RULE):
-            continue
-        if one.rule.startswith(_DENY_RULE):
-            found.pop(key, None)  # An allow rule would not open it.
-            continue
-        if one.event in ("opened", "would_refuse"):
-            found[key] = False
-        elif one.event == "refused" and one.method is None:
-            # The address of a name is known only where a rule let the egress look it up.
-            found[key] = one.rule == _NOT_PUBLIC or found.get(key, False)
-            if one.host is None and one.address is not None:
-                address = plain(one.address)
-                closed = found[key] or not is_public(one.address)
-                found[key] = closed and not any(address in network for network in networks)
-    return [(rule_for(host, port), found[host, port]) for host, port in sorted(found)]
-
-
-def rule_for(host: str, port: int) -> str:
-    """Return the rule that allows exactly this host and port."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
