@@ -15,7 +15,7 @@ setup=(
     zstd                      # layers of images that are compressed with it
     bash coreutils procps     # what people expect to find inside the host image
     curl                      # the demonstration speaks to the daemon with it
-    mmdebstrap                # images of Debian packages: sandkasten image build
+    mmdebstrap uidmap         # images of Debian packages: sandkasten image build, for any user
     python3-ipykernel         # a kernel for code contexts in the host image
     cargo rustc gcc libc6-dev librust-libc-dev librust-serde-json-dev \
         librust-ring-dev librust-rustls-dev   # the runner

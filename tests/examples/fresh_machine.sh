@@ -20,6 +20,14 @@ if [ ! -e "$place/made" ]; then
     touch "$place/made"
 fi
 cp "$program" "$root/srv/program"
+
+# What a login as root has in Debian. Of this machine's variables only those that name the way to
+# package registries in a closed network: a newcomer there has them too.
+environment=(HOME=/root USER=root LOGNAME=root SHELL=/bin/bash TERM=dumb
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
+for name in {http,https,no}_proxy {HTTP,HTTPS,NO}_PROXY PIP_INDEX_URL; do
+    [ -z "${!name-}" ] || environment+=("$name=${!name}")
+done
 exec unshare --mount --pid --fork --kill-child --propagation private bash -c '
     set -e
     mount --rbind "$1" "$1"
@@ -33,5 +41,5 @@ exec unshare --mount --pid --fork --kill-child --propagation private bash -c '
     pivot_root . mnt
     umount -l /mnt
     cd /srv/sandkasten
-    exec env HOME=/root bash /srv/program
-' bash "$root"
+    exec env -i "${@:2}" bash /srv/program
+' bash "$root" "${environment[@]}"

@@ -49,6 +49,11 @@ _PACKAGE: Final = re.compile(
 )
 _MIRROR_SCHEMES: Final = ("http", "https", "file", "copy")
 _PROGRAM: Final = "mmdebstrap"
+_UIDMAP: Final = "install uidmap (sudo apt-get install uidmap)"
+_RANGE: Final = (
+    "give the user a range in /etc/subuid and /etc/subgid "
+    "(sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER)"
+)
 _APT_HELPER: Final = "/usr/lib/apt/apt-helper"
 # The earliest time that zip archives can hold, for mirrors without a date.
 _FIXED_EPOCH: Final = 315_532_800
@@ -260,14 +265,16 @@ def bootstrap_mode() -> str:
     """Return how this user can create a foreign root. Raise BuildFailed if there is no way."""
     if os.geteuid() == 0:
         return "root"
-    if all(shutil.which(one) for one in ("newuidmap", "newgidmap")) and _has_subordinates():
+    mapped = all(shutil.which(one) for one in ("newuidmap", "newgidmap"))
+    if mapped and _has_subordinates():
         return "unshare"
     if all(shutil.which(one) for one in ("fakechroot", "fakeroot")):
         return "fakechroot"
+    missing = [] if mapped else [_UIDMAP]
+    missing += [] if _has_subordinates() else [_RANGE]
     raise BuildFailed(
         "a Debian cannot be bootstrapped by this user",
-        hint="install uidmap and give the user a range in /etc/subuid and /etc/subgid, "
-        "or install fakechroot and fakeroot; or build as root",
+        hint=f"{' and '.join(missing)}; or build as root, or install fakechroot and fakeroot",
     )
 
 
