@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.api.daemon_in_thread import DaemonThread
 
 # They last as long as the client stays, or speak to other machines.
-LEFT_OUT = {"/fs/watch", "/network/log", "/images/pull", "/images/import", "/pty"}
+LEFT_OUT = {"/fs/watch", "/network/log", "/images/pull", "/images/build", "/images/import", "/pty"}
 CANNOT_NOW = {502, 503, 504, 507}
 CHECKS: list[Any] = [
     checks.status_code_conformance,

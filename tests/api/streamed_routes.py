@@ -38,6 +38,7 @@ STREAMED: Final = frozenset(
         ("GET", "/v1/sessions/{id}/network/log"),
         ("GET", "/v1/workspaces/{id}/fs/download"),
         ("POST", "/v1/images/pull"),
+        ("POST", "/v1/images/build"),
         ("GET", "/runs/{run_id}/events"),
         ("GET", "/workflow-runs/{run_id}/events"),
         ("GET", "/v1/runs/{run_id}/events"),

@@ -230,6 +230,7 @@ async def test_an_audit_failure_is_logged_and_undoes_nothing(engine, caplog):
         ("POST", "/v1/files", "file.create"),
         ("DELETE", "/v1/files/{key:path}", "file.delete"),
         ("POST", "/v1/images/pull", "image.pull"),
+        ("POST", "/v1/images/build", "image.build"),
         ("DELETE", "/v1/images/{name:path}", "image.delete"),
         ("DELETE", "/v1/workspaces/{id}", "workspace.delete"),
         ("POST", "/v1/workspaces/{id}/fs/write", "workspace.fs.write"),

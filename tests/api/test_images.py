@@ -9,8 +9,12 @@ import os
 import pytest
 
 from sandkasten.api.request.authentication import Doorkeeper
+from sandkasten.client.images import AsyncImages
 from sandkasten.engine.clock import SystemClock
+from sandkasten.engine.storage.image_operations import EngineImages
 from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten.model.images.image_info import BuiltImage, ImageProgress
+from sandkasten.model.images.known_images import KNOWN_IMAGES, KnownImage
 from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
@@ -134,6 +138,7 @@ async def test_a_key_without_the_scope_reads_and_changes_nothing(engine):
         assert (await daemon.ask("GET", f"{I}/usage", headers=headers)).status == 200
         for method, path in (
             ("POST", "/pull"),
+            ("POST", "/build"),
             ("POST", "/import"),
             ("POST", "/tag"),
             ("POST", "/collect"),
@@ -167,6 +172,49 @@ async def test_a_pull_reports_progress_and_ends_with_the_image(daemon, registry)
     assert image["names"] == [body["name"]]
     again = await daemon.ask("POST", f"{I}/pull", body)
     assert (again.status, again.json["id"]) == (200, image["id"])
+
+
+@pytest.fixture
+def debian(monkeypatch):
+    """Packages of Debian are replaced by an image of the store: mmdebstrap takes a minute."""
+    monkeypatch.setitem(KNOWN_IMAGES, "datascience", KnownImage("bookworm", ("hello",)))
+
+    async def build(self, name, suite, *, include, refresh, progress):
+        assert (name, suite, include, refresh) == ("datascience", "bookworm", ("hello",), False)
+        if progress is not None:
+            progress(ImageProgress("installing", 1, 2))
+        cached = name in {known for image in await self.list() for known in image.names}
+        return BuiltImage(await self.tag("mine:1", name), cached=cached, warnings=("one line",))
+
+    monkeypatch.setattr(EngineImages, "build_debian", build)
+
+
+@pytest.mark.usefixtures("debian")
+async def test_build_reports_progress_and_ends_with_the_image(daemon):
+    await take(daemon, archive())
+    body = {"name": "datascience"}
+    reply = await daemon.ask("POST", f"{I}/build", body, headers=EVENTS)
+    events = [one.split(b"\n") for one in reply.raw.split(b"\n\n") if one.startswith(b"event")]
+    assert [event[0] for event in events] == [b"event: progress", b"event: done"]
+    image = json.loads(events[-1][1][6:])
+    assert image["cached"] is False
+    again = await daemon.ask("POST", f"{I}/build", body)
+    assert (again.status, again.json["id"], again.json["warnings"]) == (
+        200,
+        image["id"],
+        ["one line"],
+    )
+    reports: list[ImageProgress] = []
+    images = AsyncImages(url=daemon.url)
+    built = await images.build_known("datascience", progress=reports.append)
+    assert (built.image.id, built.warnings, len(reports)) == (image["id"], ("one line",), 1)
+
+
+async def test_build_of_a_name_without_a_definition_is_refused(daemon):
+    for headers in ({}, EVENTS):
+        reply = await daemon.ask("POST", f"{I}/build", {"name": "nothing"}, headers=headers)
+        assert (reply.status, reply.json["code"]) == (400, "INVALID_REQUEST")
+        assert "datascience" in reply.json["hint"]
 
 
 @pytest.mark.usefixtures("patient_streams")

@@ -283,8 +283,13 @@ async def workspace_download(world: World) -> bytes:
 
 
 async def pull(world: World) -> bytes:
-    world.monkeypatch.setattr(images, "_pulling", endless)
+    world.monkeypatch.setattr(images, "_progress_of", endless)
     return world.events("POST", "/v1/images/pull", name="mine")
+
+
+async def build(world: World) -> bytes:
+    world.monkeypatch.setattr(images, "_progress_of", endless)
+    return world.events("POST", "/v1/images/build", name="datascience")
 
 
 def run_events(path: str) -> Callable[[World], Awaitable[bytes]]:
@@ -358,6 +363,7 @@ CASES: list[tuple[tuple[str, str], Callable[[World], Awaitable[bytes]]]] = [
     (("GET", "/v1/sessions/{id}/network/log"), network_log),
     (("GET", "/v1/workspaces/{id}/fs/download"), workspace_download),
     (("POST", "/v1/images/pull"), pull),
+    (("POST", "/v1/images/build"), build),
     (("GET", "/runs/{run_id}/events"), run_events("/runs/a/events")),
     (("GET", "/workflow-runs/{run_id}/events"), run_events("/workflow-runs/a/events")),
     (("GET", "/v1/runs/{run_id}/events"), run_events("/v1/runs/a/events")),

@@ -173,8 +173,8 @@ ROWS: Final[tuple[Row, ...]] = (
     ),
     *unsent(BEGUN, "POST /workflow-runs/{run_id}/resume", "POST /v1/workflow-runs/{run_id}/resume"),
     # ---- the rest
-    *unsent(SHARED, "POST /v1/images/pull", "POST /v1/images/import", "POST /v1/images/tag",
-            "POST /v1/images/collect", "DELETE /v1/images/{name:path}"),
+    *unsent(SHARED, "POST /v1/images/pull", "POST /v1/images/build", "POST /v1/images/import",
+            "POST /v1/images/tag", "POST /v1/images/collect", "DELETE /v1/images/{name:path}"),
     *unsent("requires the scope admin", "POST /v1/keys", "DELETE /v1/keys/{id}"),
     *unsent("is bounded in number and time", "POST /v1/login", "DELETE /v1/login",
             "POST /v1/tickets"),

@@ -60,10 +60,34 @@ export class Images {
       onProgress?: ((progress: Record<string, unknown>) => void) | undefined;
     } = {},
   ): Promise<ImageInfo> {
+    const body = given({ name, platform: options.platform });
+    return decoded("ImageInfo", await this.followed("pull", `${name} was pulled`, body, options));
+  }
+
+  /** Build an image by its name: `datascience`, `base`, `code-interpreter-v1` and others. */
+  async build(
+    name: string,
+    options: CallOptions & {
+      refresh?: boolean | undefined;
+      onProgress?: ((progress: Record<string, unknown>) => void) | undefined;
+    } = {},
+  ): Promise<ImageInfo> {
+    const body = given({ name, refresh: options.refresh });
+    return decoded("ImageInfo", await this.followed("build", `${name} was built`, body, options));
+  }
+
+  private async followed(
+    verb: "pull" | "build",
+    what: string,
+    json: Record<string, unknown>,
+    options: CallOptions & {
+      onProgress?: ((progress: Record<string, unknown>) => void) | undefined;
+    },
+  ): Promise<Record<string, unknown>> {
     const response = await this.connection.stream({
       method: "POST",
-      path: "/v1/images/pull",
-      json: given({ name, platform: options.platform }),
+      path: `/v1/images/${verb}`,
+      json,
       headers: EVENTS,
       // What has come stays, so that asking again goes on.
       repeatable: true,
@@ -75,14 +99,14 @@ export class Images {
         if (event.name === "progress") {
           options.onProgress?.(event.data);
         } else if (event.name === "done") {
-          return decoded("ImageInfo", event.data);
+          return event.data;
         }
       }
     } catch (error) {
-      throw lost(this.connection, `${name} was pulled`, error);
+      throw lost(this.connection, what, error);
     }
-    throw new BackendUnavailable(`the connection was lost while ${name} was pulled`, {
-      hint: "pull it again",
+    throw new BackendUnavailable(`the connection was lost while ${what}`, {
+      hint: "ask again: what has come is kept",
     });
   }
 

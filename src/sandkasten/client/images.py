@@ -106,6 +106,22 @@ class AsyncImages:
         images = await self.transport()
         return await images.pull(name, platform=platform, progress=progress)
 
+    async def build_known(
+        self,
+        name: str,
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """Build an image by its name: `datascience`, `base`, `code-interpreter-v1`,
+        `sandbox-runtime:base`, `sandbox-runtime:python` or `sandbox-runtime:node`.
+
+        The server builds it, from packages of Debian and of the Python index. A second build comes
+        from the cache, unless `refresh`. BuildFailed has the reason.
+        """
+        images = await self.transport()
+        return await images.build_known(name, refresh=refresh, progress=progress)
+
     async def build_debian(
         self,
         name: str,

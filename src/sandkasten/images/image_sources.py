@@ -146,11 +146,13 @@ class Sources:
             return await self._dockerfile(request, bench, find_base)
         from sandkasten.images.builder.recipe import parse_recipe
 
-        if self._read_recipe is None:
-            raise UnsupportedByBackend(
-                "recipes cannot be read here", hint="use the embedded engine"
-            )
-        tree = await asyncio.to_thread(self._read_recipe, Path(request.file))
+        tree: object = request.recipe
+        if tree is None:
+            if self._read_recipe is None:
+                raise UnsupportedByBackend(
+                    "recipes cannot be read here", hint="use the embedded engine"
+                )
+            tree = await asyncio.to_thread(self._read_recipe, Path(request.file))
         recipe = parse_recipe(tree, bench.network, request.allow)
         return await find_base(recipe.base), recipe
 

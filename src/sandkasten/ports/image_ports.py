@@ -144,6 +144,14 @@ class ImageOperations(Protocol):
 class Images(ImageOperations, Protocol):
     """The images of one server, as the client sees them; paths are that server's."""
 
+    async def build_known(
+        self,
+        name: str,
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage: ...
+
     async def build(
         self,
         request: BuildRequest,

@@ -113,6 +113,29 @@ export interface BackendList {
   count: number;
 }
 
+export interface BuildBody {
+  name: string;
+  refresh?: boolean | undefined;
+}
+
+export interface BuiltOne {
+  id: string;
+  name: string | null;
+  names: string[];
+  bytes: number;
+  sizeBytes: number;
+  architecture: string;
+  os: string;
+  variant: string;
+  createdAt: number;
+  source: string;
+  layers: Layer[];
+  env: Record<string, string>;
+  usedBy: string[];
+  cached: boolean;
+  warnings: string[];
+}
+
 export interface Chunk {
   seq: number;
   stream: string;
@@ -1667,6 +1690,8 @@ export interface Types {
   AuditVerification: AuditVerification;
   BackendLine: BackendLine;
   BackendList: BackendList;
+  BuildBody: BuildBody;
+  BuiltOne: BuiltOne;
   Chunk: Chunk;
   CodeBody: CodeBody;
   CodeContext: CodeContext;
@@ -1803,6 +1828,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   AuditVerification: { flaw: "AuditFlawInfo" },
   BackendLine: { features: "FeaturesLine", unenforced: "UnenforcedLimit" },
   BackendList: { backends: "BackendLine" },
+  BuiltOne: { layers: "Layer" },
   CodeResult: { error: "CodeError", network: "ExecNetwork", results: "CodeDisplay" },
   CreateBody: { limits: "CreateBodyLimits", network: "CreateBodyNetwork" },
   CreateBodyNetwork: { limits: "CreateBodyNetworkLimits" },

@@ -15,6 +15,7 @@ from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.sse import begun, event
 from sandkasten.api.route import EVENTS, JSON, Answer, Body, Query, Route
 from sandkasten.errors import (
+    BuildFailed,
     Busy,
     Conflict,
     ImageNotFound,
@@ -26,15 +27,18 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.model.ids import sandbox_id
+from sandkasten.model.images.known_images import KNOWN_IMAGES, checked_known_image
 from sandkasten.model.json_codec import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from starlette.responses import Response
 
     from sandkasten.api.request.http_call import Call
     from sandkasten.model.images.image_info import ImageInfo, ImageProgress
+
+    Progress = Callable[[ImageProgress], None]
 
 # Unread reports; the newest contain everything.
 _KEPT_REPORTS = 64
@@ -43,6 +47,11 @@ _KEPT_REPORTS = 64
 class PullBody(Body):
     name: ImageName
     platform: str | None = None
+
+
+class BuildBody(Body):
+    name: ImageName
+    refresh: bool = False
 
 
 class TagBody(Body):
@@ -76,6 +85,11 @@ class OneImage(Answer):
     layers: list[Layer]
     env: dict[str, str]
     used_by: list[str]
+
+
+class BuiltOne(OneImage):
+    cached: bool
+    warnings: list[str]
 
 
 class AllImages(Answer):
@@ -116,13 +130,40 @@ async def inspected(call: Call) -> Response:
 
 async def pull(call: Call) -> Response:
     body = await call.body(PullBody)
+
+    async def pulled(progress: Progress | None) -> dict[str, object]:
+        images = call.engine.images
+        return await _one(
+            call, await images.pull(body.name, platform=body.platform, progress=progress)
+        )
+
+    return await _reported(call, pulled)
+
+
+async def build(call: Call) -> Response:
+    body = await call.body(BuildBody)
+
+    async def built(progress: Progress | None) -> dict[str, object]:
+        images = call.engine.images
+        result = await images.build_known(body.name, refresh=body.refresh, progress=progress)
+        warnings = list(result.warnings)
+        return {**await _one(call, result.image), "cached": result.cached, "warnings": warnings}
+
+    checked_known_image(body.name)
+    return await _reported(call, built)
+
+
+async def _reported(
+    call: Call, work: Callable[[Progress | None], Awaitable[dict[str, object]]]
+) -> Response:
     if EVENTS in call.connection.headers.get("accept", ""):
-        return await begun(_pulling(call, body), call)
-    pulled = await call.engine.images.pull(body.name, platform=body.platform)
-    return answer(await _one(call, pulled))
+        return await begun(_progress_of(work), call)
+    return answer(await work(None))
 
 
-async def _pulling(call: Call, body: PullBody) -> AsyncIterator[bytes]:
+async def _progress_of(
+    work: Callable[[Progress | None], Awaitable[dict[str, object]]],
+) -> AsyncIterator[bytes]:
     """Yield progress reports; old ones are dropped if the client reads too slowly."""
     reports: asyncio.Queue[ImageProgress | None] = asyncio.Queue(_KEPT_REPORTS)
 
@@ -131,19 +172,17 @@ async def _pulling(call: Call, body: PullBody) -> AsyncIterator[bytes]:
             reports.get_nowait()
         reports.put_nowait(report)
 
-    pulling = asyncio.ensure_future(
-        call.engine.images.pull(body.name, platform=body.platform, progress=told)
-    )
-    pulling.add_done_callback(lambda _: told(None))
+    working = asyncio.ensure_future(work(told))
+    working.add_done_callback(lambda _: told(None))
     try:
         while (report := await reports.get()) is not None:
             yield event("progress", to_json(report))
-        yield event("done", await _one(call, await pulling))
+        yield event("done", await working)
     finally:
-        if not pulling.done():
-            pulling.cancel()
+        if not working.done():
+            working.cancel()
             with suppress(asyncio.CancelledError):
-                await pulling
+                await working
 
 
 async def import_archive(call: Call) -> Response:
@@ -220,6 +259,14 @@ ROUTES = (
         errors=(*_ADDED, RegistryUnavailable),
         description="With `Accept: text/event-stream`: events `progress` {step, done, total}, "
         "then `done` with the image, or `error`. Leaving ends the pull; what has come stays.",
+    ),
+    Route(
+        "POST", "/v1/images/build", build, "Build an image by its name", _TAG, "images",
+        body=BuildBody, answer=BuiltOne, gives=(JSON, EVENTS), errors=(*_ADDED, BuildFailed),
+        description=f"Names: {', '.join(f'`{name}`' for name in KNOWN_IMAGES)}. What was built "
+        "before comes from the cache, unless `refresh` is true. It takes minutes: with "
+        "`Accept: text/event-stream`, events `progress`, then `done` with the image, or `error`. "
+        "Leaving ends the build.",
     ),
     Route(
         "POST", "/v1/images/import", import_archive, "Import an archive of images", _TAG, "images",

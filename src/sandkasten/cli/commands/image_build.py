@@ -113,11 +113,15 @@ def _build(
     if debian is not None and file is not None:
         raise typer.BadParameter("pass either -f FILE or --debian SUITE")
     known = None if target is None else known_image(target)
-    commands: tuple[str, ...] = ()
-    if debian is None and file is None and known is not None and not Path(known).is_dir():
+    steps: list[dict[str, object]] = [{"pip": pip}] if pip else []
+    changed = include or pip or mirror is not None or variant != "minbase" or tag is not None
+    known = None if debian or file or known is None or Path(known).is_dir() else known
+    if known is not None and not changed and not build_arg and not allow:
+        go(built_known(state_of(context, json=json), known, refresh=refresh))
+        return
+    if known is not None:
         image = KNOWN_IMAGES[known]
-        debian, include, pip = image.suite, [*image.packages, *include], [*image.pip, *pip]
-        commands = image.commands
+        debian, include, steps = image.suite, [*image.packages, *include], image.steps(*pip)
     if debian is None and (include or pip or mirror is not None or variant != "minbase"):
         raise typer.BadParameter("--include, --pip, --variant and --mirror go with --debian")
     if debian is None and not (file or "").endswith(_RECIPES):
@@ -140,8 +144,6 @@ def _build(
     assert debian is not None
     packages = [one.strip() for words in include for one in words.split(",") if one.strip()]
     state = state_of(context, json=json)
-    steps: list[dict[str, object]] = [{"pip": pip}] if pip else []
-    steps += [{"run": command} for command in commands]
     go(bootstrapped(state, name, debian, packages, steps, variant, mirror, refresh=refresh))
 
 
@@ -151,6 +153,14 @@ async def pulled(state: State, name: str, platform: str | None) -> None:
     with progress_bar(quiet=state.json) as progress:
         image = await images_of(state).pull(name, platform=platform, progress=progress)
     tell_new(state, [image])
+
+
+async def built_known(state: State, name: str, *, refresh: bool) -> None:
+    from sandkasten.cli.commands.images import images_of
+
+    with last_line(quiet=state.json) as progress:
+        built = await images_of(state).build_known(name, refresh=refresh, progress=progress)
+    tell_built(state, built)
 
 
 async def bootstrapped(

@@ -310,6 +310,7 @@ class Images:
     export = waiting(AsyncImages.export)
     pull = waiting(AsyncImages.pull)
     build_debian = waiting(AsyncImages.build_debian)
+    build_known = waiting(AsyncImages.build_known)
     build_steps = waiting(AsyncImages.build_steps)
     build = waiting(AsyncImages.build)
     tag = waiting(AsyncImages.tag)

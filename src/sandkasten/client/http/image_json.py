@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sandkasten.client.http.json_values import value_of, values_of
 from sandkasten.model.images.image_info import (
+    BuiltImage,
     CollectedImages,
     ImageInfo,
     ImageProgress,
@@ -32,6 +34,12 @@ def image_of(value: object) -> ImageInfo:
 
 def images_of(value: object) -> Sequence[ImageInfo]:
     return values_of(ImageInfo, value, "images")
+
+
+def built_of(value: object) -> BuiltImage:
+    fields = dict(value) if isinstance(value, Mapping) else {}
+    own = {name: fields.pop(name, None) for name in ("cached", "warnings")}
+    return value_of(BuiltImage, {"image": fields, **own}, "built image")
 
 
 def progress_of(value: object) -> ImageProgress:

@@ -97,28 +97,38 @@ class HttpImages:
     async def pull(
         self, name: str, *, platform: str | None = None, progress: Progress | None = None
     ) -> ImageInfo:
+        body = given(name=name, platform=platform)
+        return mapping.image_of(await self._followed("pull", f"{name} was pulled", body, progress))
+
+    async def build_known(
+        self, name: str, *, refresh: bool = False, progress: Progress | None = None
+    ) -> BuiltImage:
+        body = {"name": name, "refresh": refresh}
+        return mapping.built_of(await self._followed("build", f"{name} was built", body, progress))
+
+    async def _followed(
+        self, verb: str, what: str, body: dict[str, Any], progress: Progress | None
+    ) -> Any:
+        """Ask for work that takes minutes, and return what its last event has."""
         order = HttpRequest(
             "POST",
-            f"{_ALL}/pull",
-            given(name=name, platform=platform),
+            f"{_ALL}/{verb}",
+            body,
             headers={"Accept": "text/event-stream"},
             # What has come stays, so that asking again goes on.
             repeatable=True,
             answer_s=None,
         )
-        async with (
-            reading(self._connection, f"{name} was pulled"),
-            self._connection.stream(order) as answer,
-        ):
+        async with reading(self._connection, what), self._connection.stream(order) as answer:
             async for event in events(answer):
                 if event.name == "progress" and progress is not None:
                     progress(mapping.progress_of(parsed(event)))
                 elif event.name == "done":
-                    return mapping.image_of(parsed(event))
+                    return parsed(event)
                 elif event.name == "error":
                     raise body_error(parsed(event))
         raise BackendUnavailable(
-            f"the connection was lost while {name} was pulled", hint="pull it again"
+            f"the connection was lost while {what}", hint="ask again: what has come is kept"
         )
 
     async def build_debian(

@@ -7,11 +7,14 @@ that began in between is in the ledger by then, or finds its image gone and give
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.errors import Busy, Conflict, UnsupportedByBackend
+from sandkasten.model.images.image_info import BuildRequest
+from sandkasten.model.images.known_images import KNOWN_IMAGES, checked_known_image
 
 if TYPE_CHECKING:
     import builtins
@@ -19,7 +22,6 @@ if TYPE_CHECKING:
 
     from sandkasten.model.images.image_info import (
         ArchiveFormat,
-        BuildRequest,
         BuiltImage,
         CollectedImages,
         Exported,
@@ -37,6 +39,7 @@ class EngineImages:
     def __init__(self, library: ImageLibrary | None, store: Store, bench: Workbench) -> None:
         self._library = library
         self._bench = bench
+        self._building = asyncio.Lock()
         self._store = store
 
     async def list(self) -> builtins.list[ImageInfo]:
@@ -126,6 +129,35 @@ class EngineImages:
     ) -> BuiltImage:
         """Build an image by the steps of a file; only what changed is done again."""
         return await self.library.build(request, bench=self._bench, progress=progress)
+
+    async def build_known(
+        self,
+        name: str,
+        *,
+        refresh: bool = False,
+        progress: Callable[[ImageProgress], None] | None = None,
+    ) -> BuiltImage:
+        """Build an image whose definition is ours, such as `datascience`. Raise InvalidRequest if
+        no definition has that name. One is built at a time: each fills a processor and the network.
+        """
+        known = checked_known_image(name)
+        definition = KNOWN_IMAGES[known]
+        steps = definition.steps()
+        base = f"{known}-debian" if steps else known
+        async with self._building:
+            built = await self.build_debian(
+                base,
+                definition.suite,
+                include=definition.packages,
+                refresh=refresh,
+                progress=progress,
+            )
+            if not steps:
+                return built
+            recipe = {"base": base, "steps": steps}
+            return await self.build(
+                BuildRequest("", known, refresh=refresh, recipe=recipe), progress=progress
+            )
 
     async def tag(self, name: str, new: str) -> ImageInfo:
         return _used(await self.library.tag(name, new), await self._users())

@@ -70,7 +70,7 @@ class BuildRequest:
     """A build by the steps of a file; paths are absolute and of the machine that builds."""
 
     file: str
-    """A recipe (YAML), or with `context` a Dockerfile."""
+    """A recipe (YAML), or with `context` a Dockerfile; empty if `recipe` is given."""
     name: str | None
     """None: the image has an id only."""
     context: str | None = None
@@ -79,6 +79,8 @@ class BuildRequest:
     allow: tuple[str, ...] = ()
     """Network rules of its commands, in addition to those of the file."""
     refresh: bool = False
+    recipe: Mapping[str, object] | None = None
+    """The content of a recipe that copies no files, in place of `file`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Images that are built by their name alone: a suite of Debian, its packages, and Python packages.
 
-No registry has them. The command line builds them; hints name them.
+No registry has them: the store builds them, and hints name them.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from sandkasten.errors import InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.cell_spec import E2B_HOME, USER_ID
 
@@ -19,6 +20,15 @@ class KnownImage:
     pip: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     """Run as root when all packages are installed."""
+
+    def steps(self, *pip: str) -> list[dict[str, object]]:
+        """Return the steps of a recipe that follow the packages of Debian; `pip`: more packages of
+        Python.
+        """
+        packages = [*self.pip, *pip]
+        steps: list[dict[str, object]] = [{"pip": packages}] if packages else []
+        steps += [{"run": command} for command in self.commands]
+        return steps
 
 
 # The account of E2B's images, which have it with the same permission for sudo. Its home is the
@@ -108,3 +118,15 @@ def known_image(name: str) -> str | None:
     """Return the name by which an image is built, or None if it is not a known one."""
     bare = name.removesuffix(":latest")
     return bare if bare in KNOWN_IMAGES else None
+
+
+def checked_known_image(name: str) -> str:
+    """Return the name without `:latest`. Raise InvalidRequest if no known image has it."""
+    known = known_image(name)
+    if known is None:
+        raise InvalidRequest(
+            f"no image is built by the name {name[:200]}",
+            hint=f"names that are: {', '.join(KNOWN_IMAGES)}",
+            field="name",
+        )
+    return known
