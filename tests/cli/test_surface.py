@@ -7,17 +7,20 @@ import json
 import subprocess
 import sys
 from datetime import datetime
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 
 from sandkasten import __version__
 from sandkasten.cli import completions
-from sandkasten.cli.command_table import _TABLE, command_in, command_names
+from sandkasten.cli.command_table import _TABLE, build, command_in, command_names
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import network_of
 from sandkasten.cli.output import age, counted, painted, paragraph, report, size, visible
 from sandkasten.cli.quantities import limit, seconds
 from sandkasten.cli.sandbox_names import Remote, pick, side
+from sandkasten.client.sandbox import AsyncSandbox
 from sandkasten.daemon.settings.backends.backend_names import BACKENDS
 from sandkasten.errors import BuildFailed, InvalidRequest, SessionNotFound
 from sandkasten.images.image_names import ALIASES, HOST
@@ -485,10 +488,94 @@ def test_completion_knows_commands(monkeypatch, process):
         ("sandkasten create --profile d", ["dev"]),
         ("sandkasten run -i py", ["python"]),
         ("sandkasten run -r ", ["bash", "node", "python", "sh"]),
+        ("sandkasten --backend lo", ["local"]),
+        ("sandkasten create --network ", ["full", "none"]),
+        ("sandkasten run --limit mem", ["mem_limit_mb=", "memory_mb="]),
+        ("sandkasten create --network-limit bytes_i", ["bytes_in="]),
+        ("sandkasten create --allow preset:py", ["preset:pypi"]),
+        ("sandkasten image build data", ["datascience"]),
+        ("sandkasten image bu", ["build"]),
+        ("sandkasten kill --signal HU", ["HUP"]),
+        ("sandkasten key create --scope adm", ["admin"]),
+        ("sandkasten serve --log-level w", ["warning"]),
+        ("sandkasten agent runs --status c", ["cancelled", "completed"]),
+        ("sandkasten audit show --kind pol", ["policy"]),
     ],
 )
 def test_completion_knows_choices(monkeypatch, process, line, words):
     assert _completed(monkeypatch, process, line) == words
+
+
+# Of these values, any string is possible; a file is completed by the shell itself.
+_FREE: Final = {
+    "any": {
+        *("--action", "--api-key", "--artifact", "--basic", "--build-arg", "--code", "--context"),
+        *("--cwd", "--env", "--expires", "--file", "--gpus", "--head", "--header", "--host"),
+        *("--hostname", "--interval", "--key", "--label", "--lifetime", "--limit", "--listen"),
+        *("--max-disk", "--max-memory", "--max-network-bandwidth", "--max-network-bytes-per-day"),
+        *("--max-network-connections", "--max-sessions", "--mirror", "--mount", "--name", "--npm"),
+        *("--pip", "--platform", "--query", "--rate", "--retain", "--revoke", "--session"),
+        *("--session-key", "--shell", "--since", "--since-seq", "--size", "--speed", "--tag"),
+        *("--target", "--tenant", "--timeout", "--ttl", "--type", "--url", "--user", "--var"),
+        *("--debian", "--include", "--variant", "--engine", "--engine-image"),
+        *("CMD", "LOCAL", "NEW", "PORT", "TASK|-", "SIZE", "TARGET"),
+    },
+    "file": {
+        *("--agents", "--api-key-file", "--config", "--data-dir", "--engine-certs", "--input"),
+        *("--out", "--output", "--save", "--socket", "--tls-cert", "--tls-key", "--variables"),
+        *("--workflows", "FILE", "FILE|-] [--] [ARGS"),
+    },
+}
+
+
+def test_each_value_is_completed_or_can_be_any_string(monkeypatch):
+    used, free, silent = set(), set(), []
+
+    def see(app, path):
+        for command in app.registered_commands:
+            for parameter in completions.parameters(command.callback):
+                look(f"{path} {command.name}".strip(), parameter)
+        for group in app.registered_groups:
+            see(group.typer_instance, f"{path} {group.name}".strip())
+        if app.registered_callback is not None:
+            for parameter in completions.parameters(app.registered_callback.callback):
+                look("", parameter)
+
+    def look(command, parameter):
+        name = parameter.name
+        keys = (f"{command} {name}", f"{command.partition(' ')[0]} {name}", name)
+        found = next((key for key in keys if key in completions.TABLE), None)
+        if found is not None:
+            used.add(found)
+        elif parameter.info.metavar is not None or not name.startswith("--"):
+            known = {key for names in _FREE.values() for key in names if key in keys}
+            free.update(known)
+            silent.extend([f"{command} {name}"] if not known else [])
+
+    see(build(), "")
+    assert silent == []
+    assert set(completions.TABLE) - used == set()
+    assert {one for names in _FREE.values() for one in names} - free == set()
+
+
+def test_completion_asks_where_the_line_says(monkeypatch, process, tmp_path):
+    line = f"sandkasten --data-dir {tmp_path / 'other'} workspace rm "
+    assert _completed(monkeypatch, process, line) == []
+    words = ("--data-dir", str(tmp_path / "other"), "workspace", "create", "team-b")
+    assert process(*words).returncode == 0
+    assert _completed(monkeypatch, process, line) == ["team-b"]
+    assert _completed(monkeypatch, process, "sandkasten workspace rm ") == []
+
+
+@pytest.mark.anyio
+async def test_completion_knows_sandboxes_and_their_commands(state):
+    async with AsyncSandbox(backend="unisolated", url="embedded") as box:
+        line: Any = SimpleNamespace(params={"id": box.id})
+        assert await completions.TABLE["ID"](state, line) == [box.id]
+        assert await completions.TABLE["cp SRC"](state, line) == [f"{box.id}:"]
+        assert await completions.TABLE["EXEC"](state, line) == []
+        done = await box.exec("true")
+        assert await completions.TABLE["EXEC"](state, line) == [done.exec_id]
 
 
 def test_completion_knows_workspaces(monkeypatch, cli, process):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sandkasten.cli import completions
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import (
     Backend,
@@ -115,6 +115,10 @@ def build(only: str | None = None) -> typer.Typer:
     wanted = _TABLE if only is None or only not in _TABLE else {only: _TABLE[only]}
     for add in dict.fromkeys(wanted.values()):
         add(app)
+    if "_SANDKASTEN_COMPLETE" in os.environ:
+        from sandkasten.cli.completions import add_to
+
+        add_to(app)
     return app
 
 
@@ -244,9 +248,7 @@ def _before(
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(
-            "--backend", metavar="B", help="The backend.", autocompletion=completions.backends
-        ),
+        typer.Option("--backend", metavar="B", help="The backend."),
     ] = None,
     url: Annotated[
         str | None,
@@ -295,7 +297,6 @@ def _run(
             "-r",
             metavar="R",
             help="python, node, bash or sh.",
-            autocompletion=completions.runtimes,
         ),
     ] = None,
     timeout: Timeout = None,
@@ -481,7 +482,6 @@ def _shell(
         typer.Argument(
             metavar="[ID]",
             help="A sandbox; default: a new one that ends with the shell.",
-            autocompletion=completions.sandboxes,
         ),
     ] = None,
     options: dict[str, Any] = {},  # noqa: B006

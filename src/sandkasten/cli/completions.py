@@ -1,88 +1,322 @@
-"""Words that the shell completes: ids, names and choices. Errors are ignored there."""
+"""Words that the shell completes: ids, names and choices. Errors are ignored there.
+
+One table says what completes a value, by the option, or by what help calls the argument, of all
+commands or of one. The declarations of the commands do not repeat it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import asyncio
+import inspect
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
+
+import typer
 
 from sandkasten.errors import SandkastenError
+from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    Complete = Callable[[str], list[str]]
+    from sandkasten.cli.state import State
+
+    # Returns all words for a place to ask and the command line so far.
+    Words = Callable[[State, typer.Context], Awaitable[Iterable[str]]]
 
 BACKENDS: Final = (
     "local", "oci", "gvisor", "docker", "kubernetes", "dagger", "fly", "e2b", "modal",
 )  # fmt: skip
 ALIASES: Final = ("base", "bash", "host", "linux", "node", "python", "shell")
+_RUNTIMES: Final = ("python", "node", "bash", "sh")
+_LANGUAGES: Final = ("python", "bash", "javascript", "typescript", "r")
+_LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_NETWORKS: Final = ("none", "full")
 
 
-def sandboxes(incomplete: str) -> list[str]:
-    from sandkasten.client.sandbox import AsyncSandbox
-
-    async def found() -> Iterable[str]:
-        return [info.id for info in await AsyncSandbox.list(**_where())]
-
-    return _complete(found(), incomplete)
-
-
-def images(incomplete: str) -> list[str]:
-    """Return the images of the store, without the default tag, and the usual aliases."""
-    from sandkasten.client.images import AsyncImages
-
-    async def found() -> Iterable[str]:
-        stored = await AsyncImages(**_where()).list()
-        names = {name.removesuffix(":latest") for image in stored for name in image.names}
-        return names.union(ALIASES)
-
-    return _complete(found(), incomplete)
+def add_to(app: typer.Typer, path: str = "") -> None:
+    """Let the shell complete the values of these commands, by the table."""
+    for command in app.registered_commands:
+        for parameter in parameters(command.callback):
+            parameter.info.autocompletion = completion_of(f"{path} {command.name}", parameter)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            add_to(group.typer_instance, f"{path} {group.name}".strip())
+    for parameter in parameters(getattr(app.registered_callback, "callback", None)):
+        parameter.info.autocompletion = completion_of(path, parameter)
 
 
-def workspaces(incomplete: str) -> list[str]:
-    from sandkasten.client.workspaces import AsyncWorkspaces
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An option or argument that a command declares."""
 
-    async def found() -> Iterable[str]:
-        return [one.name for one in await AsyncWorkspaces(**_where()).list()]
-
-    return _complete(found(), incomplete)
-
-
-def isolations(incomplete: str) -> list[str]:
-    from sandkasten.model.sandbox.isolation_levels import ISOLATIONS
-
-    return _among(ISOLATIONS, incomplete)
+    name: str
+    """The long name of an option, or what help calls an argument, without brackets and dots."""
+    info: typer.models.ParameterInfo
 
 
-def backends(incomplete: str) -> list[str]:
-    return _among(BACKENDS, incomplete)
+def parameters(function: Callable[..., Any] | None) -> Iterator[Parameter]:
+    """Yield the options and arguments of a command."""
+    if function is None:
+        return
+    declared = inspect.signature(function, eval_str=True).parameters
+    if not hasattr(function, "__signature__"):
+        # typer then finds these values, and does not evaluate the annotations again.
+        function.__annotations__ = {name: one.annotation for name, one in declared.items()}
+    for name, one in declared.items():
+        if get_origin(one.annotation) is Annotated:
+            for info in get_args(one.annotation)[1:]:
+                if isinstance(info, typer.models.ParameterInfo):
+                    yield Parameter(_shown_name(name, info), info)
 
 
-def profiles(incomplete: str) -> list[str]:
-    from typing import get_args
-
-    from sandkasten.model.sandbox.cell_spec import Profile
-
-    return _among(get_args(Profile), incomplete)
-
-
-def runtimes(incomplete: str) -> list[str]:
-    return _among(("python", "node", "bash", "sh"), incomplete)
+def _shown_name(name: str, info: typer.models.ParameterInfo) -> str:
+    if isinstance(info, typer.models.ArgumentInfo):
+        return (info.metavar or name.upper()).replace("...", "").strip("[]")
+    # In an annotation, the first declaration is where the default would be.
+    names = [one for one in (info.default, *(info.param_decls or ())) if isinstance(one, str)]
+    return next((one for one in names if one.startswith("--")), f"--{name.replace('_', '-')}")
 
 
-def _where() -> dict[str, Any]:
-    from sandkasten.cli.state import State
+def completion_of(
+    command: str, parameter: Parameter
+) -> Callable[[typer.Context, str], list[str]] | None:
+    """Return what completes a value of this parameter; None if any string is possible."""
+    command = command.strip()
+    for key in (f"{command} {parameter.name}", f"{command.partition(' ')[0]} {parameter.name}"):
+        words = TABLE.get(key)
+        if words is not None:
+            return _completion(words)
+    words = TABLE.get(parameter.name)
+    return None if words is None else _completion(words)
 
-    return State().where
 
+def _completion(words: Words) -> Callable[[typer.Context, str], list[str]]:
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        async def found() -> Iterable[str]:
+            from sandkasten.client.server.server_pool import aclose
 
-def _complete(found: Coroutine[Any, Any, Iterable[str]], incomplete: str) -> list[str]:
-    import asyncio
+            try:
+                return await words(_state(ctx), ctx)
+            finally:
+                await aclose()
 
-    try:
-        return _among(asyncio.run(found), incomplete)
-    except (SandkastenError, OSError):
+        with suppress(SandkastenError, OSError):
+            return sorted({one for one in asyncio.run(found()) if one.startswith(incomplete)})
         return []
 
+    return complete
 
-def _among(known: Iterable[str], incomplete: str) -> list[str]:
-    return sorted(one for one in known if one.startswith(incomplete))
+
+def _state(ctx: typer.Context) -> State:
+    """Return the place that the options before the command name."""
+    from sandkasten.cli.state import State
+
+    state, before = State(), ctx.find_root().params
+    state.data_dir, state.url = before.get("data_dir"), before.get("url")
+    state.api_key, state.embedded = before.get("api_key"), bool(before.get("embedded"))
+    return state
+
+
+def _choice(*words: str) -> Words:
+    return _computed(lambda: words)
+
+
+def _computed(words: Callable[[], Iterable[str]]) -> Words:
+    """Return what gives words of the model, which is imported only then."""
+
+    async def found(state: State, ctx: typer.Context) -> Iterable[str]:
+        return words()
+
+    return found
+
+
+async def _sandboxes(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    return [info.id for info in await AsyncSandbox.list(**state.where)]
+
+
+async def _sandbox_paths(state: State, ctx: typer.Context) -> Iterable[str]:
+    return [f"{one}:" for one in await _sandboxes(state, ctx)]
+
+
+async def _images(state: State, ctx: typer.Context) -> Iterable[str]:
+    """Return the images of the store, without the default tag, and the usual aliases."""
+    return {*await _stored_images(state, ctx), *ALIASES}
+
+
+async def _stored_images(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.client.images import AsyncImages
+
+    stored = await AsyncImages(**state.where).list()
+    return {name.removesuffix(":latest") for image in stored for name in image.names}
+
+
+async def _workspaces(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.client.workspaces import AsyncWorkspaces
+
+    return [one.name for one in await AsyncWorkspaces(**state.where).list()]
+
+
+async def _secrets(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.client.server.server_pool import connect
+
+    return [one.name for one in await (await connect(state.place)).secrets.list()]
+
+
+async def _files(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.client.server.admin_transport import books_of
+
+    async with books_of(state.place) as books:
+        return [row.key for row in await books.files.list("")]
+
+
+async def _keys(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.client.server.admin_transport import books_of
+
+    async with books_of(state.place) as books:
+        return [row.id for row in await books.keys.list(None)]
+
+
+async def _commands(state: State, ctx: typer.Context) -> Iterable[str]:
+    """Return the commands of the sandbox that the line names."""
+    from sandkasten.cli.sandbox_names import resolve
+    from sandkasten.client.sandbox import AsyncSandbox
+
+    box = await AsyncSandbox.attach(await resolve(state, str(ctx.params.get("id"))), **state.where)
+    return [one.exec_id for one in await box.execs() if one.kind == "command"]
+
+
+async def _agents(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.cli.commands.runs import agents
+
+    async with agents(state) as found:
+        return [one.name for one in await found.agents()]
+
+
+async def _workflows(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.cli.commands.runs import agents
+
+    async with agents(state) as found:
+        return [one.name for one in await found.workflows()]
+
+
+async def _runs(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.cli.commands.runs import agents
+
+    async with agents(state) as found:
+        return [one.id for one in await found.runs()]
+
+
+def _backends() -> Iterable[str]:
+    """Return our backends, and those that other distributions bring."""
+    from importlib.metadata import entry_points
+
+    return {*BACKENDS, *(one.name for one in entry_points(group="sandkasten.backends"))}
+
+
+def _isolations() -> Iterable[str]:
+    from sandkasten.model.sandbox.isolation_levels import ISOLATIONS
+
+    return ISOLATIONS
+
+
+def _profiles() -> Iterable[str]:
+    from sandkasten.model.sandbox.cell_spec import Profile
+
+    return get_args(Profile)
+
+
+def _limits() -> Iterable[str]:
+    from sandkasten.model.sandbox.policy import LIMIT_NAMES
+
+    return [f"{name}=" for name in LIMIT_NAMES]
+
+
+def _network_limits() -> Iterable[str]:
+    from sandkasten.model.sandbox.network_limits import LIMIT_NAMES
+
+    return [f"{name}=" for name in LIMIT_NAMES]
+
+
+def _presets() -> Iterable[str]:
+    from sandkasten.model.sandbox.network_rules import PRESETS
+
+    return [f"preset:{name}" for name in PRESETS]
+
+
+def _recipes() -> Iterable[str]:
+    from sandkasten.model.images.known_images import KNOWN_IMAGES
+
+    return KNOWN_IMAGES
+
+
+def _scopes() -> Iterable[str]:
+    from sandkasten.model.access.tenancy import SCOPES
+
+    return SCOPES
+
+
+def _statuses() -> Iterable[str]:
+    from sandkasten.model.runs.run_values import RunStatus
+
+    return get_args(RunStatus)
+
+
+def _record_kinds() -> Iterable[str]:
+    from sandkasten.model.audit_records import KINDS
+
+    return KINDS
+
+
+def _signals() -> Iterable[str]:
+    import signal
+
+    return [one.name.removeprefix("SIG") for one in signal.Signals]
+
+
+TABLE: Final[Mapping[str, Words]] = {
+    "--allow": _computed(_presets),
+    "--backend": _computed(_backends),
+    "--default-image": _images,
+    "--deny": _computed(_presets),
+    "--image": _images,
+    "--isolation": _computed(_isolations),
+    "--language": _choice(*_LANGUAGES),
+    "--log-level": _choice(*_LOG_LEVELS),
+    "--network": _choice(*_NETWORKS),
+    "--network-limit": _computed(_network_limits),
+    "--profile": _computed(_profiles),
+    "--runtime": _choice(*_RUNTIMES),
+    "--scope": _computed(_scopes),
+    "--secret": _secrets,
+    "--signal": _computed(_signals),
+    "--status": _computed(_statuses),
+    "--workspace": _workspaces,
+    "AGENT": _agents,
+    "EXEC": _commands,
+    "ID": _sandboxes,
+    "ID:PATH": _sandbox_paths,
+    "KEY": _files,
+    "RUN": _runs,
+    "WORKFLOW": _workflows,
+    "audit --key": _keys,
+    "audit --kind": _computed(_record_kinds),
+    "audit --session": _sandboxes,
+    "cp DST": _sandbox_paths,
+    "cp SRC": _sandbox_paths,
+    "create --limit": _computed(_limits),
+    "files PREFIX": _files,
+    "image CONTEXT|NAME": _computed(_recipes),
+    "image NAME": _stored_images,
+    "key ID": _keys,
+    "replay --cast": _commands,
+    "run --limit": _computed(_limits),
+    "secret NAME": _secrets,
+    "up --mode": _choice("docker_socket", "sidecar", "remote"),
+    "up --workspace": _choice("auto", "bind", "shared", "volume"),
+    "workspace NAME": _workspaces,
+    "workspace SOURCE": _workspaces,
+}
+"""What completes a value: by the option or the argument, of all commands or of one or a group."""

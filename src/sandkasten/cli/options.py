@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import typer
 
-from sandkasten.cli import completions
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.quantities import limit, network_limit, seconds
 from sandkasten.lazy_dataclass import dataclass
@@ -29,14 +28,11 @@ Id = Annotated[
     typer.Argument(
         metavar="ID",
         help="Id of a sandbox, or a unique prefix.",
-        autocompletion=completions.sandboxes,
     ),
 ]
 OptionalId = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[ID]", help="A sandbox; default: all.", autocompletion=completions.sandboxes
-    ),
+    typer.Argument(metavar="[ID]", help="A sandbox; default: all."),
 ]
 User = Annotated[
     str | None,
@@ -57,7 +53,6 @@ Backend = Annotated[
         "--backend",
         metavar="B",
         help="local, oci, gvisor, docker, kubernetes, fly, e2b or modal.",
-        autocompletion=completions.backends,
     ),
 ]
 Timeout = Annotated[
@@ -173,7 +168,6 @@ class _Flag:
     short: str | None = None
     kind: Any = str | None
     read: Callable[[Any], Any] = lambda value: value
-    complete: Callable[[str], list[str]] | None = None
 
     @property
     def name(self) -> str:
@@ -182,9 +176,7 @@ class _Flag:
     @property
     def parameter(self) -> inspect.Parameter:
         names = [self.declaration, *([self.short] if self.short else [])]
-        option = typer.Option(
-            *names, metavar=self.metavar, help=self.help or None, autocompletion=self.complete
-        )
+        option = typer.Option(*names, metavar=self.metavar, help=self.help or None)
         default: Any = [] if self.kind == list[str] else False if self.kind is bool else None
         return inspect.Parameter(
             self.name,
@@ -200,7 +192,7 @@ _ALL: Final = frozenset({"create", "run", "shell"})
 _WORDS: Final = list[str]
 
 _FLAGS: Final = (
-    _Flag("image", "--image", "The image.", _ALL, "I", "-i", complete=completions.images),
+    _Flag("image", "--image", "The image.", _ALL, "I", "-i"),
     _Flag(
         "ttl_seconds",
         "--ttl",
@@ -244,7 +236,6 @@ _FLAGS: Final = (
         "hardened (the default) or dev.",
         _CREATE,
         "P",
-        complete=completions.profiles,
     ),
     _Flag("hostname", "--hostname", "Host name of the sandbox.", _ALL, "H"),
     _Flag("network", "--network", "none (the default) or full.", _ALL, "N"),
@@ -300,7 +291,6 @@ _FLAGS: Final = (
         "standard, gvisor or strongest.",
         _RUN,
         "I",
-        complete=completions.isolations,
     ),
     _Flag(
         "session_key",
@@ -315,7 +305,6 @@ _FLAGS: Final = (
         "A named workspace; created on first use.",
         _ALL,
         "NAME",
-        complete=completions.workspaces,
     ),
     _Flag(
         "workspace_mode",

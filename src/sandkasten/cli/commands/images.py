@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from sandkasten.cli import completions
 from sandkasten.cli.commands.image_build import add_sources
 from sandkasten.cli.exit_status import EXIT_OURS
 from sandkasten.cli.options import Json, state_of
@@ -30,7 +29,6 @@ Name = Annotated[
     typer.Argument(
         metavar="NAME",
         help="Name or id of an image, or a prefix of its id.",
-        autocompletion=completions.images,
     ),
 ]
 
@@ -105,9 +103,7 @@ def _export(
 
 def _rm(
     context: typer.Context,
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", autocompletion=completions.images)
-    ],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
     json: Json = False,
 ) -> None:
     """Remove names; an image is removed with its last name, unless a sandbox uses it."""

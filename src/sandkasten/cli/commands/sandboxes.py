@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from sandkasten.cli import completions
 from sandkasten.cli.options import (
     Backend,
     Id,
@@ -215,9 +214,7 @@ def resume(context: typer.Context, id: Id, json: Json = False) -> None:
 
 def rm(
     context: typer.Context,
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID...", autocompletion=completions.sandboxes)
-    ] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All sandboxes.")] = False,
     all_tenants: AllTenants = False,
     json: Json = False,

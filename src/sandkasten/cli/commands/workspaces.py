@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandkasten.cli import completions
 from sandkasten.cli.exit_status import EXIT_OURS
 from sandkasten.cli.options import Json, state_of
 from sandkasten.cli.output import age, put, put_json, put_table, report, size
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 Name = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="The workspace.", autocompletion=completions.workspaces),
+    typer.Argument(metavar="NAME", help="The workspace."),
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME]...", autocompletion=completions.workspaces),
+    typer.Argument(metavar="[NAME]..."),
 ]
 
 
@@ -123,9 +122,7 @@ def _resize(
 
 def _rm(
     context: typer.Context,
-    names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", autocompletion=completions.workspaces)
-    ],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
     json: Json = False,
 ) -> None:
     """Delete workspaces and their files."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sandkasten.cli import completions
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import state_of
 from sandkasten.cli.output import paragraph, put, put_json, say, visible
@@ -43,7 +42,6 @@ def _replay(
         typer.Argument(
             metavar="ID",
             help="Id of the sandbox, also an ended one.",
-            autocompletion=completions.sandboxes,
         ),
     ],
     speed: Annotated[
