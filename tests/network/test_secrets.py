@@ -510,3 +510,28 @@ def test_limits_count_inspected_connections(boxed, api):
         ["curl", "-sS", "-m", "60", f"{url}/large", "-w", "%{size_download}", "-o", "x"]
     )
     assert done.output == "1000000", done
+
+
+def test_a_client_that_pauses_gets_the_whole_answer(boxed, api):
+    """The server has sent everything and ended; the client reads only later than it is given to leave."""
+    box = boxed(network={"allow": ["good.test"], "inspect": True, "limits": {"idle_seconds": 60}})
+    code = f"""
+import socket, ssl, sys, time
+trusting = ssl.create_default_context()
+opened = []
+for size in (400_000, 800_000):
+    made = trusting.wrap_socket(socket.create_connection(("good.test", {api.port})),
+                                server_hostname="good.test")
+    made.sendall(b"GET /large?%d HTTP/1.1\\r\\nHost: good.test\\r\\nConnection: close\\r\\n\\r\\n" % size)
+    opened.append(made)
+heads = [made.recv(1000) for made in opened]
+time.sleep(6)
+for made, got in zip(opened, heads):
+    while piece := made.recv(65536):
+        got += piece
+    print(len(got.partition(b"\\r\\n\\r\\n")[2]))
+"""
+    done = box.exec(["python3", "-c", code])
+    assert done.output.splitlines() == ["400000", "800000"], done
+    closed = [one for one in box.network_log() if one.event == "closed"]
+    assert {one.reason for one in closed} == {None}

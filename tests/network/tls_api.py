@@ -181,7 +181,7 @@ class _Api(http.server.BaseHTTPRequestHandler):
             shown = self.server.forms[unquote(query)](value)
             self._answer(200, f"[{shown}]\n".encode())
         elif path == "/large":
-            self._answer(200, b"x" * 1_000_000)
+            self._answer(200, b"x" * int(query or 1_000_000))
         elif path == "/away":
             where = f"https://evil.test:{self.server.port}/echo"
             self._answer(302, b"", ("Location", where))

@@ -51,6 +51,29 @@ pub fn is_closed(fd: RawFd) -> bool {
     unsafe { libc::poll(&mut poll, 1, 0) > 0 && poll.revents & libc::POLLHUP != 0 }
 }
 
+/// Whether the other side has not confirmed yet that everything arrived, our end of the connection
+/// included.
+pub fn delivers(fd: RawFd) -> bool {
+    // These are the states of TCP in which an end was sent and is not confirmed.
+    const FIN_WAIT_1: u8 = 4;
+    const LAST_ACK: u8 = 9;
+    const CLOSING: u8 = 11;
+    // The first byte of `tcp_info` is the state; the kernel writes as much as there is room for.
+    let mut state = 0u8;
+    let mut length: libc::socklen_t = 1;
+    // SAFETY: the option value is one byte.
+    let found = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&mut state as *mut u8).cast(),
+            &mut length,
+        )
+    };
+    found == 0 && [FIN_WAIT_1, LAST_ACK, CLOSING].contains(&state)
+}
+
 /// Whether a connection is made; an errno if it failed.
 pub fn connected(fd: RawFd, to: SocketAddr) -> Result<bool> {
     match connect_to(fd, to) {

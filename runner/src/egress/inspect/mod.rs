@@ -167,9 +167,10 @@ impl Inspection {
         })
     }
 
-    /// Whether we have ended it; the rest of the client's input is thrown away.
-    pub fn is_ending(&self) -> bool {
-        self.ending
+    /// Whether we have ended it and nothing is left to send; the rest of the client's input is thrown
+    /// away.
+    pub fn has_ended(&self) -> bool {
+        self.ending && self.client.finished()
     }
 
     /// Whether one of the two TLS connections is not made yet.
@@ -191,6 +192,11 @@ impl Inspection {
     /// Bytes to and from the server.
     pub fn bytes(&self) -> (u64, u64) {
         (self.server.sent, self.server.received.max(self.charged))
+    }
+
+    /// Bytes to the client.
+    pub fn delivered(&self) -> u64 {
+        self.client.sent
     }
 
     /// Return when something that is held back is shown if the server sends nothing until then.

@@ -5,13 +5,13 @@ use crate::hello::First;
 use crate::inspect::{Event, Inspection, Moved};
 use crate::limits::{Meter, Room};
 use crate::rules::{verdict, Destination};
-use crate::sockets::reset;
+use crate::sockets::{delivers, reset};
 use serde_json::json;
 use std::os::unix::io::AsRawFd;
 use std::time::{Duration, Instant};
 
-/// How long a client may take to read the last answer.
-const ENDING_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a client may take to end a connection when the last answer has arrived.
+pub(super) const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long both TLS handshakes may take together.
 const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(30);
@@ -94,6 +94,7 @@ impl Egress {
             };
         let sockets = (c.client.as_raw_fd(), server.as_raw_fd());
         let before = inspection.bytes();
+        let delivered = inspection.delivered();
         let (now, waiting) = (Instant::now(), self.throttled.len());
         let room = |meter: &mut Meter| match meter.room(now, waiting) {
             Room::Bytes(n) => n,
@@ -105,7 +106,8 @@ impl Egress {
         let held = inspection.held();
         self.holding |= inspection.due().is_some();
         let events: Vec<Event> = inspection.events.drain(..).collect();
-        let (ending, handshaking) = (inspection.is_ending(), inspection.handshaking());
+        let (ended, handshaking) = (inspection.has_ended(), inspection.handshaking());
+        let moves = before != (sent, received) || delivered != inspection.delivered();
         let trouble = inspection.trouble.clone();
         self.outward.moved(sent - before.0);
         self.inward.moved(received - before.1);
@@ -113,7 +115,7 @@ impl Egress {
             up.bytes = sent;
             down.bytes = received;
         }
-        if before != (sent, received) {
+        if moves {
             c.active = now;
         }
         for event in events {
@@ -138,7 +140,7 @@ impl Egress {
                 } else if (held.0 || held.1) && !self.throttled.contains(&id) {
                     self.throttled.push_back(id);
                 }
-                connection.deadline = if ending {
+                connection.deadline = if ended {
                     let patience = now + ENDING_PATIENCE;
                     Some(connection.deadline.map_or(patience, |at| at.min(patience)))
                 } else if handshaking {
@@ -159,13 +161,15 @@ impl Egress {
     pub(super) fn late(&mut self, id: u64, connection: &Connection) {
         let reason = match &connection.state {
             State::Inspecting(inspection) => match &inspection.trouble {
-                Some(trouble) => trouble,
-                None if inspection.handshaking() => NO_HANDSHAKE,
-                None => IDLE,
+                Some(trouble) => Some(&trouble[..]),
+                None if inspection.handshaking() => Some(NO_HANDSHAKE),
+                // The client has the whole answer; it only keeps its end open.
+                None if inspection.has_ended() && !delivers(connection.client.as_raw_fd()) => None,
+                None => Some(IDLE),
             },
-            _ => IDLE,
+            _ => Some(IDLE),
         };
-        self.close(id, connection, Some(reason));
+        self.close(id, connection, reason);
         reset(&connection.client);
     }
 

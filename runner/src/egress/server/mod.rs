@@ -20,8 +20,9 @@ use crate::record::Records;
 use crate::relay::{Direction, Pipes};
 use crate::resolver::Lookup;
 use crate::rules::Verdict;
-use crate::sockets::{pass_at_once, reset};
+use crate::sockets::{delivers, pass_at_once, reset};
 use crate::sys::{self, check, Result};
+use inspected_connections::ENDING_PATIENCE;
 use serde_json::json;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -361,6 +362,15 @@ impl Egress {
                         // It has begun like TLS or HTTP and does not go on.
                         connection.deadline = None;
                         self.stop(id, connection, UNCLEAR);
+                    }
+                    // Its client reads slowly: the kernel still has a part of the last answer.
+                    State::Inspecting(ref inspection)
+                        if inspection.has_ended()
+                            && delivers(connection.client.as_raw_fd())
+                            && now.duration_since(connection.active) <= idle =>
+                    {
+                        connection.deadline = Some(now + ENDING_PATIENCE);
+                        self.items.insert(id, Item::Connection(connection));
                     }
                     State::Relaying | State::Inspecting(_) => self.late(id, &connection),
                     _ => reset(&connection.client),
