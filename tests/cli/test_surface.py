@@ -8,7 +8,7 @@ import subprocess
 import sys
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pytest
 
@@ -24,6 +24,7 @@ from sandkasten.client.sandbox import AsyncSandbox
 from sandkasten.daemon.settings.backends.backend_names import BACKENDS
 from sandkasten.errors import BuildFailed, InvalidRequest, SessionNotFound
 from sandkasten.images.image_names import ALIASES, HOST
+from sandkasten.model.access.tenancy import Scope
 from tests.cli.conftest import COMMAND
 
 
@@ -470,6 +471,12 @@ def test_help_explains_the_exit_statuses(cli):
         "130 for Ctrl-C",
     ):
         assert status in shown
+
+
+def test_help_lists_every_scope_of_a_key(cli):
+    shown = " ".join(cli("key", "create", "--help").out.split())
+    *scopes, last = get_args(Scope)
+    assert f"{', '.join(scopes)} or {last}; repeatable" in shown
 
 
 def test_completion_knows_commands(monkeypatch, process):

@@ -71,7 +71,7 @@ def _create(
         typer.Option(
             "--scope",
             metavar="S",
-            help="sessions, files, workspaces, images, metrics or admin; repeatable. "
+            help="sessions, files, workspaces, images, secrets, metrics or admin; repeatable. "
             "Without one: sessions, files and workspaces.",
         ),
     ] = [],  # noqa: B006
