@@ -29,6 +29,8 @@ SAMPLE = "a/<\"' +&b"
 # With every character that an encoding changes, and without.
 ODD = "gh/p+Q<z>7&k=t'\"\\v %~ 0123456789Ab"
 PLAIN = "ghp_Qz7Xk9vRt2mN4pL8sW6y"
+# As a signature in a URL is written; with escapes of its own.
+ESCAPED = "sv=2024&amp;sig=Qz7Xk9%2BRt2mN%2F4pL8%3D"
 # At the end of what is hidden: it says how long the value is.
 PADDING = re.compile(r"(=|%3D|&#x3D;|\0)*\Z")
 # Prints for each path the bytes that arrive until the server has ended, or has sent `most`.
@@ -116,7 +118,7 @@ def test_the_guide_lists_the_forms_that_are_tested():
     assert rows() == shown
 
 
-@pytest.mark.parametrize("value", [ODD, PLAIN, VALUE])
+@pytest.mark.parametrize("value", [ODD, PLAIN, VALUE, ESCAPED])
 def test_a_value_is_hidden_in_every_form_of_the_guide(held, api, value):
     api.forms = FORMS
     box = held(value)

@@ -1,10 +1,10 @@
 //! Hides values in what a host sends. Pure but for one random number.
 //!
 //! Neither what is held back of a stream nor the work for it depends on the values, but only on how long
-//! they are and on what can be read by the receiver anyway: otherwise a host that sends a text of the
-//! receiver's choice would let it find out a value character by character. Therefore values are not
-//! compared with the text. A sum over as many bytes as the value has moves along the text, and only where
-//! it is that of the value, the bytes are compared.
+//! they are, for the work on whether they have escapes, and on what can be read by the receiver anyway:
+//! otherwise a host that sends a text of the receiver's choice would let it find out a value character by
+//! character. Therefore values are not compared with the text. A sum over as many bytes as the value has
+//! moves along the text, and only where it is that of the value, the bytes are compared.
 
 use super::escapes::{is_left_out, left_out_after, left_out_before, reads, Plain, LONGEST_ESCAPE};
 use super::secrets::wipe_bytes;
@@ -37,10 +37,9 @@ struct Needle {
 /// A value in each of the forms that are looked for.
 struct Value {
     exact: Needle,
-    /// Without escapes, and without what is at its ends.
-    plain: Option<Needle>,
-    /// The first and the last characters, which an escape beside the value could take in.
-    ends: (Vec<u8>, Vec<u8>),
+    /// What a text without escapes has of it. Escapes that the value has itself are read like those of the
+    /// text, unless their own characters were escaped.
+    readings: Vec<Reading>,
     /// Its hexadecimal digits.
     hex: Needle,
     /// The digits of base64 that belong to it alone, with the bits of it before them. Which they are
@@ -48,6 +47,14 @@ struct Value {
     base64: Vec<(Needle, usize)>,
     /// Whether it begins, and ends, with what is left out of a text without escapes.
     open: (bool, bool),
+}
+
+/// A value as a text without escapes has it.
+struct Reading {
+    /// Without what is at its ends.
+    middle: Needle,
+    /// The first and the last characters, which an escape beside the value could take in.
+    ends: (Vec<u8>, Vec<u8>),
 }
 
 #[derive(Default)]
@@ -145,9 +152,10 @@ impl Mask {
         self.in_hex(text, &mut places);
         let plain = Plain::of(text);
         for value in &self.values {
-            if let Some(needle) = &value.plain {
-                each(&plain.bytes, needle, |at| {
-                    places.extend(value.whole(text, &plain, at..at + needle.bytes.len()));
+            for reading in &value.readings {
+                each(&plain.bytes, &reading.middle, |at| {
+                    let middle = at..at + reading.middle.bytes.len();
+                    places.extend(value.whole(reading, text, &plain, middle));
                 });
             }
         }
@@ -270,14 +278,8 @@ fn eight_bits(digits: &[u8], bit: usize) -> u8 {
 impl Value {
     fn new(text: &str, seed: u64) -> Value {
         let bytes = text.as_bytes();
-        let mut plain = Plain::of(bytes).bytes;
-        let (first, last) = taken_in(bytes, &plain);
-        let mut ends = (Vec::new(), Vec::new());
-        if first + SHORTEST + last <= plain.len() {
-            ends.1 = plain.split_off(plain.len() - last);
-            let rest = plain.split_off(first);
-            ends.0 = std::mem::replace(&mut plain, rest);
-        }
+        let readings = readings_of(bytes).into_iter();
+        let readings = readings.filter_map(|(read, taken)| Reading::new(read, taken, seed));
         let open = |byte: Option<&u8>| byte.map_or(false, |&byte| is_left_out(byte));
         let hex = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
         // The bits of the value in a digit that it shares with 0, 1 or 2 bytes before it.
@@ -287,17 +289,22 @@ impl Value {
         });
         Value {
             exact: Needle::new(bytes.to_vec(), seed),
-            plain: (plain.len() >= SHORTEST).then(|| Needle::new(plain, seed)),
+            readings: readings.collect(),
             hex: Needle::new(hex.collect(), seed),
             base64: base64.into(),
-            ends,
             open: (open(bytes.first()), open(bytes.last())),
         }
     }
 
     /// Return where the value is whose middle was found, if its ends are there.
-    fn whole(&self, text: &[u8], plain: &Plain, middle: Range<usize>) -> Option<(usize, usize)> {
-        let (first, last) = (&self.ends.0[..], &self.ends.1[..]);
+    fn whole(
+        &self,
+        reading: &Reading,
+        text: &[u8],
+        plain: &Plain,
+        middle: Range<usize>,
+    ) -> Option<(usize, usize)> {
+        let (first, last) = (&reading.ends.0[..], &reading.ends.1[..]);
         let mut start = plain.start(middle.start);
         let mut end = plain.end(middle.end - 1, text);
         if !first.is_empty() {
@@ -334,10 +341,54 @@ impl Value {
 
     fn needles(&mut self) -> impl Iterator<Item = &mut Needle> {
         let base64 = self.base64.iter_mut().map(|(needle, _)| needle);
+        let readings = self.readings.iter_mut().map(|reading| &mut reading.middle);
         base64
-            .chain(&mut self.plain)
+            .chain(readings)
             .chain([&mut self.exact, &mut self.hex])
     }
+}
+
+impl Reading {
+    /// `taken` is how many characters at both ends escapes beside them could take in. None if it would be
+    /// found by chance.
+    fn new(mut text: Vec<u8>, taken: (usize, usize), seed: u64) -> Option<Reading> {
+        let mut ends = (Vec::new(), Vec::new());
+        if taken.0 + SHORTEST + taken.1 <= text.len() {
+            ends.1 = text.split_off(text.len() - taken.1);
+            let rest = text.split_off(taken.0);
+            ends.0 = std::mem::replace(&mut text, rest);
+        }
+        (text.len() >= SHORTEST).then(|| Reading {
+            middle: Needle::new(text, seed),
+            ends,
+        })
+    }
+}
+
+/// Return what texts without escapes have of a value, each once, with what escapes beside it could take in.
+/// A value without an escape has one reading.
+fn readings_of(value: &[u8]) -> Vec<(Vec<u8>, (usize, usize))> {
+    let writers: [fn(u8) -> String; 3] = [
+        |byte| char::from(byte).to_string(),
+        |byte| format!("\\x{:02x}", byte),
+        |byte| format!("&#{};", byte),
+    ];
+    let mut readings: Vec<(Vec<u8>, (usize, usize))> = Vec::new();
+    for write in writers {
+        let each = |&byte: &u8| match byte.is_ascii_alphanumeric() {
+            true => char::from(byte).to_string(),
+            false => write(byte),
+        };
+        let mut form = value.iter().map(each).collect::<String>().into_bytes();
+        let read = Plain::of(&form).bytes;
+        let (first, last) = taken_in(&form, &read);
+        wipe_bytes(&mut form);
+        match readings.iter_mut().find(|one| one.0 == read) {
+            Some((_, taken)) => *taken = (first.max(taken.0), last.max(taken.1)),
+            None => readings.push((read, (first, last))),
+        }
+    }
+    readings
 }
 
 /// Return how many characters at the beginning of a value, and at its end, escapes beside it could take in.
@@ -453,8 +504,10 @@ const DIGITS: [u8; 256] = {
 impl Drop for Mask {
     fn drop(&mut self) {
         for value in &mut self.values {
-            wipe_bytes(&mut value.ends.0);
-            wipe_bytes(&mut value.ends.1);
+            for reading in &mut value.readings {
+                wipe_bytes(&mut reading.ends.0);
+                wipe_bytes(&mut reading.ends.1);
+            }
             value
                 .needles()
                 .for_each(|needle| wipe_bytes(&mut needle.bytes));

@@ -252,3 +252,41 @@ fn a_text_beside_a_value_does_not_keep_it_from_being_found() {
         }
     }
 }
+
+#[test]
+fn a_value_with_an_escape_is_hidden_where_each_of_its_characters_is_escaped() {
+    let writers: [fn(char) -> String; 6] = [
+        |one| format!("\\u{:04X}", u32::from(one)),
+        |one| format!("\\x{:02x}", u32::from(one)),
+        |one| format!("&#{};", u32::from(one)),
+        |one| format!("&#0{};", u32::from(one)),
+        |one| format!("&#x{:x};", u32::from(one)),
+        |one| format!("%{:02X}", u32::from(one)),
+    ];
+    for value in [
+        "ab%41cdEFGH12",
+        "sig=ab%2Bcd%2Fef%3D",
+        "ab&amp;cdEFGH12",
+        "ab&#65;cdEFGH12345",
+        "ab\\u0041cdEFGH12",
+        "'%41\\\"cdEFGH&lt;12",
+    ] {
+        let utf16: Vec<String> = value.chars().map(String::from).collect();
+        let mut forms = vec![utf16.join("\0")];
+        for write in writers {
+            let one = |one: char| match one.is_ascii_alphanumeric() {
+                true => String::from(one),
+                false => write(one),
+            };
+            forms.push(value.chars().map(one).collect());
+        }
+        for form in forms {
+            for before in ["", "%", "%2", "&#", "&#x3", "\\u00", "["] {
+                assert!(hides(value, before, &form, "]"), "{} {}", before, form);
+            }
+            for behind in ["0", "00", ";", "60;"] {
+                assert!(hides(value, "[", &form, behind), "{} {}", form, behind);
+            }
+        }
+    }
+}
