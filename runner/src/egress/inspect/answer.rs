@@ -137,9 +137,9 @@ impl Inspection {
         )?;
         let any = self.server.input.len() < before;
         self.answered |= any;
-        // Without progress, what is left is the beginning of a frame.
+        // Without progress, what is left is the beginning of a frame. It is not shown, nor is the rest of a
+        // message without its end: no program could use it.
         if self.server.ended && !any {
-            frames.release(&self.mask.rest(), &mut self.client.output);
             self.end();
         }
         self.answer = Stage::Frames(frames);

@@ -4,6 +4,7 @@ use ring::rand::SystemRandom;
 use ring::signature::{EcdsaKeyPair, ECDSA_P256_SHA256_ASN1_SIGNING};
 use serde_json::json;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::io::AsRawFd;
 use std::os::unix::net::UnixStream;
 
@@ -56,6 +57,11 @@ fn read(peer: &mut UnixStream) -> String {
 
 /// Return the turns in which the answers to requests pass that a client has sent at once.
 fn turns(requests: &str, answers: &[u8]) -> Vec<Turn> {
+    turns_before(requests, answers, |_| ())
+}
+
+/// Return the same turns, and let the server do something after its answers.
+fn turns_before(requests: &str, answers: &[u8], then: fn(&UnixStream)) -> Vec<Turn> {
     let (inside, mut client) = pair();
     let (outside, mut server) = pair();
     let (mut inspector, mut turns) = (inspector(), Vec::new());
@@ -63,6 +69,7 @@ fn turns(requests: &str, answers: &[u8]) -> Vec<Turn> {
     let mut inspection = Inspection::new(&mut inspector, "a.test", 80, false).unwrap();
     client.write_all(requests.as_bytes()).unwrap();
     server.write_all(answers).unwrap();
+    then(&server);
     let sockets = (inside.as_raw_fd(), outside.as_raw_fd());
     let mut moved = Moved::Busy;
     while moved == Moved::Busy {
@@ -125,6 +132,22 @@ fn what_waits_of_frames_is_released_with_their_message() {
     let shown = shown(&turns(WEBSOCKET, &frames));
     assert_eq!(shown.matches('*').count(), VALUE.len());
     assert!(shown.ends_with("-\u{fffd}\0\u{1}\u{2}"), "{:?}", shown);
+}
+
+#[test]
+fn an_unfinished_message_is_not_shown_when_its_server_ends() {
+    let end = |server: &UnixStream| server.shutdown(Shutdown::Write).unwrap();
+    for (frames, expected) in [
+        (&b"\x81\x1001234567"[..], "\u{fffd}\u{10}"),
+        (b"\x01\x0801234567", "\u{1}\u{8}"),
+        (b"\x81\x02ok\x01\x0801234567", "\u{fffd}\u{2}ok\u{1}\u{8}"),
+        (b"\x81\x02ok", "\u{fffd}\u{2}ok"),
+    ] {
+        let answers = [SWITCHED.as_bytes(), frames].concat();
+        let shown = shown(&turns_before(WEBSOCKET, &answers, end));
+        let (_, messages) = shown.split_once("\r\n\r\n").unwrap();
+        assert_eq!(messages, expected, "{:?}", frames);
+    }
 }
 
 #[test]

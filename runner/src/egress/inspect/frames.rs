@@ -90,6 +90,11 @@ impl Frames {
         }
     }
 
+    /// Whether the rest of a frame has not arrived yet. It comes soon, or never.
+    pub fn is_inside(&self) -> bool {
+        self.left > 0
+    }
+
     /// Append released payload, with what lies between it.
     pub fn release(&mut self, mut payload: &[u8], output: &mut Vec<u8>) {
         loop {
@@ -150,6 +155,21 @@ mod tests {
         shown[ping + 2] = b'1';
         for step in 1..wire.len() {
             assert_eq!(read(&wire, step).unwrap(), shown, "{}", step);
+        }
+    }
+
+    #[test]
+    fn only_between_frames_a_pause_of_the_server_counts() {
+        let mut mask = Mask::new(&[VALUE.to_owned()]);
+        let (mut frames, mut out) = (Frames::default(), Vec::new());
+        for (wire, inside) in [
+            (&b"\x01\x0401"[..], true),
+            (b"23", false),
+            (b"\x80\x7e\x00\x80", true),
+        ] {
+            let mut input = wire.to_vec();
+            frames.take(&mut input, &mut mask, &mut out).unwrap();
+            assert_eq!(frames.is_inside(), inside, "{:?}", wire);
         }
     }
 

@@ -204,7 +204,7 @@ impl Inspection {
         let unfinished = match &self.answer {
             // The end of a body with a length comes soon, or never.
             Stage::Body(body) => !body.has_length(),
-            Stage::Frames(_) => true,
+            Stage::Frames(frames) => !frames.is_inside(),
             _ => false,
         };
         (unfinished && self.mask.holds()).then(|| self.heard + PAUSE)
