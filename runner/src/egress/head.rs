@@ -116,9 +116,14 @@ fn trim(mut value: &[u8]) -> &[u8] {
     value
 }
 
-/// Whether a name is that of a field for some servers: many of them do not tell `_` from `-`.
+/// Whether a name is that of a field for some servers: many of them do not tell `_` from `-`, and some
+/// write every other character in the same way.
 pub fn same_field(name: &str, field: &str) -> bool {
-    name.replace('_', "-").eq_ignore_ascii_case(field)
+    let alike = |byte: u8| match byte.is_ascii_alphanumeric() {
+        true => byte.to_ascii_lowercase(),
+        false => b'-',
+    };
+    name.bytes().map(alike).eq(field.bytes().map(alike))
 }
 
 pub fn is_token(b: u8) -> bool {

@@ -21,7 +21,7 @@ pub use policy::Inspector;
 pub use secrets::wipe_value;
 pub use side::Side;
 
-use crate::head::{self, Framing, Head};
+use crate::head::{self, same_field, Framing, Head};
 use crate::rules::Rules;
 use body::Body;
 use frames::Frames;
@@ -75,10 +75,10 @@ const OTHER_FORMS: [&str; 8] = [
 /// Ask for an answer that is whole, and readable here.
 fn ask_for_whole_text(head: &mut Head) {
     head.retain(|name| {
-        let name = name.to_ascii_lowercase().replace('_', "-");
         // Uploads state what their body is a part of.
-        let range = name.ends_with("-range") && name != "content-range";
-        !range && !OTHER_FORMS.contains(&&name[..])
+        let range = same_field(&name[name.len().saturating_sub(6)..], "-range");
+        let asks = range && !same_field(name, "content-range");
+        !asks && !OTHER_FORMS.iter().any(|one| same_field(name, one))
     });
     head.set("Accept-Encoding", b"identity");
     let accepted = head.all("accept").join(&b","[..]);

@@ -18,7 +18,7 @@ const UNCLEAR_PATH: &str = "a path that is not in its plain form";
 
 /// The rule of a header by which some servers take another method, path or host than that of the request.
 const OVERRIDDEN: &str = "a header that names another method, path or host";
-const OVERRIDES: [&str; 9] = [
+const OVERRIDES: [&str; 12] = [
     "x-http-method-override",
     "x-http-method",
     "x-method-override",
@@ -27,8 +27,15 @@ const OVERRIDES: [&str; 9] = [
     "x-forwarded-host",
     "x-original-host",
     "x-host",
+    "x-http-host-override",
+    "x-forwarded-server",
     "forwarded",
+    // Where WebDAV copies and moves to.
+    "destination",
 ];
+
+/// Characters that some servers turn into dots, slashes and backslashes.
+const LIKE_DOTS_AND_SLASHES: [char; 7] = ['․', '‥', '﹒', '．', '／', '﹨', '＼'];
 
 pub struct Inspector {
     authority: Authority,
@@ -204,10 +211,18 @@ fn overrides(name: &str) -> bool {
 /// Whether servers agree about what a path means.
 fn is_plain(path: &str, decoded: &str) -> bool {
     let lower = path.to_ascii_lowercase();
-    let hidden = ["%2e", "%2f", "%5c", "%25", "%00", "//", ";"];
+    let hidden = ["%2e", "%2f", "%3b", "%5c", "%25", "%00", "//", ";"];
+    let is_escape = |rest: &str| {
+        let digits = rest.as_bytes().get(..2);
+        digits.map_or(false, |digits| digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    let unclear = |c: char| c.is_control() || c == '\u{fffd}' || LIKE_DOTS_AND_SLASHES.contains(&c);
     !hidden.iter().any(|one| lower.contains(one))
-        && !decoded.split('/').any(|part| part == "." || part == "..")
-        && !decoded.contains(|c: char| c.is_control() || c == '\u{fffd}')
+        && lower.split('%').skip(1).all(is_escape)
+        && !decoded
+            .split('/')
+            .any(|part| [".", ".."].contains(&part.trim_end()))
+        && !decoded.contains(unclear)
 }
 
 #[cfg(test)]
@@ -241,11 +256,23 @@ mod tests {
             ("GET", "/repos/%2e%2e/user"),
             ("GET", "/repos//user"),
             ("GET", "/repos/%252e"),
+            ("GET", "/repos/%u002e%u002e/user"),
+            ("GET", "/repos/%"),
+            ("GET", "/repos/%2"),
+            ("GET", "/repos/..%3b/user"),
+            ("GET", "/repos/..%20/user"),
+            ("GET", "/repos/%ef%bc%8e%ef%bc%8e/user"),
+            ("GET", "/repos/%e2%80%a5/user"),
+            ("GET", "/repos/..%ef%bc%8fuser"),
             ("GET", "/"),
         ] {
             assert!(!allowed(method, path), "{} {}", method, path);
         }
-        for name in OVERRIDES.iter().chain(&["X_HTTP_Method_Override"]) {
+        assert!(allowed("GET", "/repos/%e6%96%87%20x.y..z%ef%bc%9f/..."));
+        for name in OVERRIDES
+            .iter()
+            .chain(&["X_HTTP_Method_Override", "X.Original.URL"])
+        {
             let text = format!("GET /repos/x HTTP/1.1\r\n{}: x\r\n\r\n", name);
             assert!(!decided(text), "{}", name);
         }

@@ -21,6 +21,7 @@ fn a_host_of_secrets_is_asked_for_whole_text() {
         "x-ms-range",
         "X_Range",
         "Accept_Encoding",
+        "accept.encoding",
         "Accept-Charset",
         "A-IM",
         "Want-Digest",
