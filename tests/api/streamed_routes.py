@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 PREVIEW: Final = ("ANY", "a preview")
 """Of requests that a host name leads into a sandbox; they have no route."""
 
+LARGE_JSON: Final = ("ANY", "a large JSON answer")
+"""Of any route: what is larger than 256 KiB is encoded while it is sent."""
+
 STREAMED: Final = frozenset(
     {
         ("POST", "/v1/sessions/{id}/exec"),
@@ -49,6 +52,7 @@ STREAMED: Final = frozenset(
         ("GET", "/e2b/files"),
         ("GET", "/files"),
         ("POST", "/e2b/execute"),
+        LARGE_JSON,
         PREVIEW,
     }
 )
@@ -78,11 +82,18 @@ class CountedStreams:
             return
         stream = self.of[scope["client"]] = Stream()
 
+        is_json = False
+
         async def counted(message: Any) -> None:
+            nonlocal is_json
+            if message["type"] == "http.response.start":
+                is_json = dict(message["headers"]).get(b"content-type") == b"application/json"
             if message.get("more_body") or message["type"] == "websocket.send":
                 stream.pieces += 1
                 route = scope.get("sandkasten.route")
                 stream.route = PREVIEW if route is None else (route.method, route.path)
+                if is_json and stream.route not in STREAMED:
+                    stream.route = LARGE_JSON
                 if message.get("more_body") and stream.route not in STREAMED:
                     self.unlisted.add(stream.route)
             await send(message)

@@ -8,11 +8,13 @@ nothing.
 from __future__ import annotations
 
 import gc
+import http.client
 import json
 import re
 import select
 import socket
 import time
+from contextlib import closing
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -285,6 +287,57 @@ def test_no_burst_of_frames_holds_the_event_loop(
         held.note(repr(frame[:8]))
     assert ended == closed
     held.check()
+
+
+LARGE_ANSWERS = {
+    "control characters": "tr '\\0' '\\1' < /dev/zero | head -c 10000000",
+    "UTF-8": "yes é | head -c 9999999",
+    "bytes": "head -c 10000000 /dev/urandom",
+}
+
+
+@pytest.mark.parametrize("what", few(list(LARGE_ANSWERS), 1))
+def test_no_large_answer_holds_the_event_loop(daemon: DaemonThread, what: str) -> None:
+    limits = {"max_stdout_bytes": 10_000_000}
+    _, made = called(daemon, "POST", "/v1/sessions", {"limits": limits, "ttl_seconds": 600})
+    assert "id" in made, made
+    box = f"/v1/sessions/{made['id']}"
+    script = LARGE_ANSWERS[what]
+    _, ran = called(daemon, "POST", f"{box}/exec", {"cmd": ["sh", "-c", f"{script} | tee large"]})
+    assert ran["stdout_bytes"] >= 9_999_999, ran
+    eid = ran["exec_id"]
+    once = {"runtime": "bash", "code": f"{script} > a", "artifacts": ["a"], "limits": limits}
+    held = Holds(daemon)
+    for method, path, body, events in (
+        ("GET", f"{box}/fs/read?path=large", None, False),
+        ("GET", f"{box}/fs/read?path=large&max_bytes=9999999&encoding=base64", None, False),
+        ("GET", f"{box}/execs/{eid}", None, False),
+        ("GET", f"{box}/execs/{eid}/output?max_chunks=1000", None, False),
+        ("POST", f"{box}/exec", {"cmd": ["cat", "large"]}, False),
+        ("POST", f"{box}/exec/stream", {"cmd": ["cat", "large"]}, True),
+        ("POST", "/v1/run", once, False),
+        ("POST", "/v1/run", once, True),
+    ):
+        again = partial(called, daemon, method, path, body, events=events)
+        status, _ = again()
+        assert status == 200, path
+        held.note(f"{method} {path} {what}, events: {events}", again)
+    called(daemon, "DELETE", box)
+    held.check()
+
+
+def called(
+    daemon: DaemonThread, method: str, path: str, body: Any = None, *, events: bool = False
+) -> tuple[int, Any]:
+    """Return the status and the parsed answer; None in place of events, which are only read."""
+    connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_S)
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    headers |= {"Accept": "text/event-stream"} if events else {}
+    with closing(connection):
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        data = response.read()
+        return response.status, None if events else json.loads(data)
 
 
 def routes_with_body(full_size: bool) -> list[Route]:

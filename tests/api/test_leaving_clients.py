@@ -29,7 +29,7 @@ from sandkasten.errors import ConnectionRefused
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.store.preview_directory import PreviewDirectory
 from tests.api.daemon_with_database import AS_OPERATOR, booked
-from tests.api.streamed_routes import PREVIEW, STREAMED
+from tests.api.streamed_routes import LARGE_JSON, PREVIEW, STREAMED
 from tests.compat.e2b_requests import TOKENS
 from tests.patience import PATIENCE_S
 
@@ -259,6 +259,11 @@ async def download_pipelined(world: World) -> bytes:
     return await download(world) + world.get("/healthz")
 
 
+async def large_json(world: World) -> bytes:
+    await world.run("tr '\\0' '\\1' < /dev/zero | head -c 10000000 > large")
+    return world.get(f"{world.box}/fs/read?path=large")
+
+
 async def watch(world: World) -> bytes:
     await world.run("mkdir w")
     await world.start("sh", "-c", CHANGES)
@@ -375,6 +380,7 @@ CASES: list[tuple[tuple[str, str], Callable[[World], Awaitable[bytes]]]] = [
     (("GET", "/e2b/files"), e2b_compressed_file),
     (("GET", "/files"), e2b_file_at_the_root),
     (("POST", "/e2b/execute"), e2b_code),
+    (LARGE_JSON, large_json),
     (PREVIEW, preview),
 ]
 
@@ -401,7 +407,7 @@ async def test_every_route_that_streams_has_a_case() -> None:
             if (route.gives != (JSON,) or route.dialect is STREAMS or route.method == "WS")
             and route.path not in RECEIVES
         }
-        known = {(route.method, route.path) for route in (*ALL, *e2b)} | {PREVIEW}
+        known = {(route.method, route.path) for route in (*ALL, *e2b)} | {LARGE_JSON, PREVIEW}
     assert streamed - WHOLE <= STREAMED <= known
     assert {route for route, _ in CASES} == STREAMED
 

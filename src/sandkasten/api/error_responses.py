@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import Response
 
 from sandkasten import errors
-from sandkasten.api.response.json_response import as_json
+from sandkasten.api.response.json_pieces import as_json
 from sandkasten.disk.os_errors import is_exhausted, is_full, no_space
 
 if TYPE_CHECKING:

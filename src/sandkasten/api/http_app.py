@@ -37,7 +37,7 @@ from sandkasten.api.request.request_guard import (
 from sandkasten.api.request.request_log import RefusalLines, log_request
 from sandkasten.api.request.route_matcher import Paths
 from sandkasten.api.request.socket_protocols import ticket_of, with_credentials
-from sandkasten.api.response.json_response import as_json
+from sandkasten.api.response.json_pieces import as_json
 from sandkasten.api.response.sse import EventStream
 from sandkasten.api.response.streamed_response import Followed
 from sandkasten.engine.activity import activity

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sandkasten.api.dashboard.browser_logins import Logins
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.large_bodies import LargeBodies
+from sandkasten.api.response.large_answers import LargeAnswers
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.ports import UNTRACED
 
@@ -57,6 +58,7 @@ class Server:
     previews: Previews | None = None
     logins: Logins = field(default_factory=Logins)
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
+    large_answers: LargeAnswers = field(default_factory=LargeAnswers)
     agents: TenantAgents | None = None
     open_agents: Callable[[], Awaitable[TenantAgents]] | None = None
     """Puts them together when they are first asked for; UnsupportedByBackend says why it cannot."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +23,8 @@ from sandkasten.api.files.file_schemas import (
     unclear,
 )
 from sandkasten.api.files.file_transfers import FormUpload, download
-from sandkasten.api.response.json_response import answer
+from sandkasten.api.response.json_pieces import LARGE, as_base64, is_large
+from sandkasten.api.response.json_response import answer, large_answer
 from sandkasten.api.response.sse import begun, event
 from sandkasten.errors import Cancelled, Conflict, PayloadTooLarge, SandboxLost
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
@@ -81,27 +81,32 @@ class Verbs:
     async def read(self, call: Call) -> Response:
         query = call.query(ReadQuery)
         most = MAX_JSON_FILE if query.max_bytes is None else min(query.max_bytes, MAX_JSON_FILE)
-        async with self._place(call) as spot:
-            found = await call.engine.files.by(query.user).read(
-                spot.sandbox_id,
-                spot.named(query.path, query.path_b64),
-                offset=query.offset,
-                max_bytes=most,
-            )
-        if found.truncated and query.max_bytes is None:
-            raise _too_large(
-                f"the file is {found.size} bytes long",
-                "GET fs/download, or read parts with max_bytes and offset",
-            )
-        return answer(
-            {
+        async with AsyncExitStack() as held:
+            async with self._place(call) as spot:
+                path = spot.named(query.path, query.path_b64)
+                files = call.engine.files.by(query.user)
+                found = await files.read(
+                    spot.sandbox_id, path, offset=query.offset, max_bytes=min(most, LARGE)
+                )
+                if found.truncated and most > LARGE:
+                    turn = call.server.large_answers.turn(call.principal.tenant)
+                    await call.while_there(held.enter_async_context(turn))
+                    found = await files.read(
+                        spot.sandbox_id, path, offset=query.offset, max_bytes=most
+                    )
+            if found.truncated and query.max_bytes is None:
+                raise _too_large(
+                    f"the file is {found.size} bytes long",
+                    "GET fs/download, or read parts with max_bytes and offset",
+                )
+            fields = {
                 **name_fields("path", found.path),
                 "size_bytes": found.size,
                 "truncated": found.truncated,
                 "offset": query.offset,
                 **_content(found.data, query, truncated=found.truncated),
             }
-        )
+            return answer(fields) if not is_large(fields) else large_answer(fields, held.pop_all())
 
     async def list(self, call: Call) -> Response:
         query = call.query(ListQuery)
@@ -255,7 +260,7 @@ def _content(data: bytes, query: ReadQuery, *, truncated: bool) -> dict[str, obj
     if text is None:
         if query.encoding not in (None, "base64"):
             raise unclear("the file is not UTF-8", "read it with encoding=base64", "encoding")
-        b64 = base64.b64encode(data).decode()
+        b64 = as_base64(data)
         return {
             "encoding": "base64",
             "contents_b64": b64,
@@ -267,7 +272,7 @@ def _content(data: bytes, query: ReadQuery, *, truncated: bool) -> dict[str, obj
         "encoding": "utf-8",
         "content": text,
         "contents": text,
-        "content_base64": base64.b64encode(data).decode(),
+        "content_base64": as_base64(data),
         "next_offset": query.offset + len(data),
     }
 

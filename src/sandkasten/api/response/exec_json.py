@@ -1,19 +1,30 @@
-"""Commands and their output as JSON. Pure; on the path of every exec.
+"""Commands and their output as JSON; on the path of every exec.
 
 Bytes that are not UTF-8 are sent twice: as text with replacement characters, and as base64.
 """
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
+from sandkasten.api.response.json_pieces import LARGE
+from sandkasten.model.json_codec import to_json
+
 if TYPE_CHECKING:
-    from sandkasten.model.commands.exec_values import Chunk
+    from sandkasten.model.commands.exec_values import Chunk, ExecResult
     from sandkasten.ports import Clock
 
 _decoder = codecs.getincrementaldecoder("utf-8")
+
+
+async def result_fields(result: ExecResult) -> dict[str, Any]:
+    """Return a result as JSON; one with much output is decoded in a thread, in short steps."""
+    if len(result.stdout) + len(result.stderr) <= LARGE:
+        return to_json(result)
+    return await asyncio.to_thread(to_json, result)
 
 
 def chunk_fields(chunk: Chunk) -> dict[str, Any]:

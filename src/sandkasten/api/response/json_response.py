@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
-from pydantic_core import PydanticSerializationError, to_json
 from starlette.responses import Response
 
+from sandkasten.api.response.json_pieces import as_json, is_large, json_pieces
+from sandkasten.api.response.streamed_response import Streamed
 from sandkasten.model.json_codec import iso
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
-
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
-
-def as_json(value: object) -> bytes:
-    try:
-        return to_json(value, inf_nan_mode="null")
-    except PydanticSerializationError:
-        # A file name that is not UTF-8, in a message: an answer with a mark in it is better than
-        # none.
-        return to_json(_marked(value), inf_nan_mode="null")
-
-
-def _marked(value: object) -> object:
-    """Return a value with U+FFFD in place of surrogates."""
-    if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
-    if isinstance(value, dict):
-        return {_marked(name): _marked(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_marked(one) for one in value]
-    return value
+JSON: Final = "application/json"
 
 
 def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(
-        as_json(value), status_code=status, media_type="application/json", headers=headers
-    )
+    if is_large(value):
+        return large_answer(value, AsyncExitStack(), status, headers)
+    return Response(as_json(value), status_code=status, media_type=JSON, headers=headers)
+
+
+def large_answer(
+    value: object,
+    held: AsyncExitStack,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a response that is encoded while it is sent; `held` is closed after that."""
+    fields = {"content-type": JSON, **(headers or {})}
+    return Streamed(held, pieces_in_turns(value), status=status, headers=fields)
+
+
+async def pieces_in_turns(value: object) -> AsyncIterator[bytes]:
+    """Yield a value as JSON, and let other requests run between two pieces."""
+    for piece in json_pieces(value):
+        yield piece
+        # To send a piece does not wait unless the client is slow.
+        await asyncio.sleep(0)
 
 
 def moments(**times: float | None) -> dict[str, object]:

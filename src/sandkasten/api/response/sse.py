@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from sandkasten.api.error_responses import body_of, unforeseen
 from sandkasten.api.request.request_body import ClientLeft
-from sandkasten.api.response.json_response import as_json
+from sandkasten.api.response.json_pieces import as_json, is_large
+from sandkasten.api.response.json_response import pieces_in_turns
 from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
@@ -28,17 +29,36 @@ KEEP_ALIVE_S = 15.0
 # What is refused is refused within this; a command that says nothing for longer has begun.
 _FIRST_S = 0.5
 _COMMENT = b": still here\n\n"
+_END = b"\n\n"
 # JSON allows them raw in a string, and many clients take them for the end of a line.
 _LINE_BREAKS = tuple((char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029")
 
 
 def event(name: str, fields: dict[str, Any], the_id: int | None = None) -> bytes:
     """Return one event, with the data in one line, also for a reader that splits at U+2028."""
-    head = b"" if the_id is None else b"id: %d\n" % the_id
-    data = as_json(fields)
+    return _head(name, the_id) + _one_line(as_json(fields)) + _END
+
+
+async def large_event(name: str, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+    """Yield one event in pieces. Its data may be large, and other requests run meanwhile."""
+    if not is_large(fields):
+        yield event(name, fields)
+        return
+    yield _head(name, None)
+    async for piece in pieces_in_turns(fields):
+        yield _one_line(piece)
+    yield _END
+
+
+def _head(name: str, the_id: int | None) -> bytes:
+    number = b"" if the_id is None else b"id: %d\n" % the_id
+    return b"%sevent: %s\ndata: " % (number, name.encode())
+
+
+def _one_line(data: bytes) -> bytes:
     for raw, escaped in _LINE_BREAKS:
         data = data.replace(raw, escaped)
-    return b"%sevent: %s\ndata: %s\n\n" % (head, name.encode(), data)
+    return data
 
 
 async def begun(events: AsyncIterator[bytes], call: Call) -> Response:
@@ -89,17 +109,20 @@ class EventStream(Response):
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         coming: asyncio.Future[bytes | None] = self._first
+        between_events = True
         try:
             while True:
                 if not coming.done():
                     done, _ = await asyncio.wait((coming,), timeout=KEEP_ALIVE_S)
                     if not done:
-                        await send(_body(_COMMENT))
+                        if between_events:
+                            await send(_body(_COMMENT))
                         continue
                 data = coming.result()
                 if data is None:
                     break
                 await send(_body(data))
+                between_events = data.endswith(_END)
                 coming = asyncio.ensure_future(_next(self._events))
         except SandkastenError as exc:
             await send(_body(event("error", body_of(exc, self._request_id))))

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from sandkasten.api.request.body_models import body_of, given
 from sandkasten.api.response.json_response import answer
-from sandkasten.api.response.sse import begun, event
+from sandkasten.api.response.sse import begun, large_event
 from sandkasten.api.route import EVENTS, JSON, Answer, Route
 from sandkasten.api.routes.exec_schemas import ExecNetworkAnswer, Ok
 from sandkasten.api.routes.stats import BUSY
@@ -132,7 +132,8 @@ async def _events(call: Call, the_id: str, request: CodeRequest) -> AsyncIterato
     async with aclosing(run_shown(call.engine, the_id, request)) as items:  # type: ignore[type-var]
         async for item in items:
             name = _EVENTS.get(type(item), "done")
-            yield event(name, to_json(item))
+            async for piece in large_event(name, to_json(item)):
+                yield piece
 
 
 async def run_shown(

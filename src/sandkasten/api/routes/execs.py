@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from sandkasten.api.error_responses import body_of
 from sandkasten.api.request.body_models import given
-from sandkasten.api.response.exec_json import ChunkPrinter, chunk_fields
+from sandkasten.api.response.exec_json import ChunkPrinter, chunk_fields, result_fields
 from sandkasten.api.response.exec_rows import exec_row, history
 from sandkasten.api.response.json_response import answer
-from sandkasten.api.response.sse import begun, event
+from sandkasten.api.response.sse import begun, event, large_event
 from sandkasten.api.route import EVENTS, JSON, Route
 from sandkasten.api.routes.exec_schemas import (
     Exec,
@@ -73,8 +73,8 @@ async def run(call: Call) -> Response:
         return answer(to_json(await call.engine.exec_start(the_id, request)), 202)
     result = await call.engine.exec(the_id, request)
     if result.timed_out and fields.get("error_on_timeout"):
-        return _timed_out(call, result)
-    return answer(to_json(result))
+        return await _timed_out(call, result)
+    return answer(await result_fields(result))
 
 
 async def stream(call: Call) -> Response:
@@ -108,7 +108,8 @@ async def _events(
                 if isinstance(item, Chunk):
                     yield event("chunk", printer.fields(item), item.seq)
                 else:
-                    yield event("done", to_json(item))
+                    async for piece in large_event("done", await result_fields(item)):
+                        yield piece
     except SandkastenError as exc:
         if not began:
             raise
@@ -131,7 +132,7 @@ async def one(call: Call) -> Response:
         if past is None:
             raise
         return answer(past)
-    return answer(to_json(found))
+    return answer(await result_fields(found))
 
 
 async def output(call: Call) -> Response:
@@ -153,7 +154,7 @@ async def output(call: Call) -> Response:
     shown = chunks[: asked.max_chunks]
     return answer(
         {
-            **to_json(result),
+            **await result_fields(result),
             "chunks": [chunk_fields(chunk) for chunk in shown],
             "done": result.status != "running" and len(shown) == len(chunks),
             "next_seq": shown[-1].seq if shown else since,
@@ -226,12 +227,12 @@ def _request(fields: Mapping[str, Any], call: Call) -> ExecRequest:
     )
 
 
-def _timed_out(call: Call, result: ExecResult) -> Response:
+async def _timed_out(call: Call, result: ExecResult) -> Response:
     error = CommandTimeout(
         f"the command timed out ({result.duration_ms} ms)",
         hint="give it a longer timeout_ms, or run it in the background",
     )
-    return answer({**body_of(error, call.request_id), "details": to_json(result)}, 504)
+    return answer({**body_of(error, call.request_id), "details": await result_fields(result)}, 504)
 
 
 def _exec_id(call: Call) -> str:

@@ -25,8 +25,9 @@ from sandkasten.api.request.field_schemas import (
     shaped,
 )
 from sandkasten.api.response.exec_json import ChunkPrinter
+from sandkasten.api.response.json_pieces import LARGE
 from sandkasten.api.response.json_response import answer
-from sandkasten.api.response.sse import begun, event
+from sandkasten.api.response.sse import begun, event, large_event
 from sandkasten.api.route import EVENTS, JSON, Answer, Body, Route
 from sandkasten.api.routes.exec_schemas import ExecNetworkAnswer, WhyAnswer
 from sandkasten.engine.oneshot.oneshot import MAX_FILES, RUNTIME_NAMES
@@ -192,7 +193,7 @@ async def run(call: Call) -> Response:
     if EVENTS in call.connection.headers.get("accept", ""):
         return await begun(_running(call, request), call)
     result = await call.while_there(call.engine.run(request, call.principal.quota))
-    return answer(run_fields(result))
+    return answer(await _fields(result))
 
 
 async def _running(call: Call, request: RunRequest) -> AsyncIterator[bytes]:
@@ -210,13 +211,21 @@ async def _running(call: Call, request: RunRequest) -> AsyncIterator[bytes]:
     try:
         while (chunk := await chunks.get()) is not None:
             yield event("chunk", printer.fields(chunk), chunk.seq)
-        yield event("done", run_fields(await running))
+        async for piece in large_event("done", await _fields(await running)):
+            yield piece
     finally:
         running.cancel()
         # Its end has to be put somewhere.
         while not chunks.empty():
             chunks.get_nowait()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def _fields(result: RunResult) -> dict[str, Any]:
+    """Return a result as JSON; one with much output or artifacts is decoded in a thread."""
+    if not result.artifacts and len(result.stdout) + len(result.stderr) <= LARGE:
+        return run_fields(result)
+    return await asyncio.to_thread(run_fields, result)
 
 
 def run_fields(result: RunResult) -> dict[str, Any]:

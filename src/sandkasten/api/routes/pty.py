@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from sandkasten.api.error_responses import body_of
 from sandkasten.api.request.socket_protocols import accept
-from sandkasten.api.response.json_response import as_json
+from sandkasten.api.response.json_pieces import as_json
 from sandkasten.api.route import Query, Route
 from sandkasten.errors import (
     ExecNotFound,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sandkasten.api.response.json_response import answer
-from sandkasten.api.response.sse import begun, event
+from sandkasten.api.response.sse import begun, event, large_event
 from sandkasten.api.route import EVENTS, JSON, Route
 from sandkasten.api.routes.run_schemas import (
     Accepted,
@@ -214,7 +214,8 @@ async def _stream(
         if isinstance(item, RunEvent):
             yield event("event", to_json(item), item.seq)
         else:
-            yield event("done", detail_fields(item))
+            async for piece in large_event("done", detail_fields(item)):
+                yield piece
 
 
 async def agents(call: Call) -> Response:

@@ -11,7 +11,8 @@ from pydantic import Field
 from starlette.responses import Response
 
 from sandkasten.api.response.docs_page import CSP, page
-from sandkasten.api.response.json_response import answer, as_json
+from sandkasten.api.response.json_pieces import as_json
+from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.openapi_document import document
 from sandkasten.api.route import JSON, Answer, Route
 from sandkasten.errors import BackendUnavailable, Busy, NotFound, SandkastenError

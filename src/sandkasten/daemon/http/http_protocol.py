@@ -19,7 +19,7 @@ from sandkasten.api.error_responses import body_of
 from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.request_body import LEFT, ClientLeft
 from sandkasten.api.request.request_log import log_request
-from sandkasten.api.response.json_response import as_json
+from sandkasten.api.response.json_pieces import as_json
 from sandkasten.daemon.http.receive_buffer import ReceiveBuffer, has_left, reset
 from sandkasten.errors import InvalidRequest, PayloadTooLarge, SandkastenError
 

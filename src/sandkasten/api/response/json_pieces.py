@@ -1,0 +1,126 @@
+"""Encode a value as JSON in short steps. Pure.
+
+The encoder keeps the interpreter to itself: for a file of 10 MB full of control characters, of
+which each takes six bytes, it would keep every other request waiting for a second or more.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from typing import TYPE_CHECKING, Final
+
+from pydantic_core import PydanticSerializationError, to_json
+
+from sandkasten.lazy_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+LARGE: Final = 256 * 1024
+"""The weight from which a value is encoded in pieces. Less takes a few milliseconds at most."""
+# A multiple of three, so that base64 of a piece has no padding: half a millisecond at most.
+_PIECE: Final = 48 * 1024
+# Of a number, a name or a bracket.
+_SMALL: Final = 8
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Base64:
+    """More than 256 KiB that are written as base64, encoded only when they are sent."""
+
+    data: bytes
+
+
+def as_base64(data: bytes) -> str | Base64:
+    return Base64(data) if len(data) > LARGE else b64encode(data).decode()
+
+
+def as_json(value: object) -> bytes:
+    """Encode at once. What may be large is for `json_pieces`."""
+    try:
+        return to_json(value, inf_nan_mode="null")
+    except PydanticSerializationError:
+        # A file name that is not UTF-8, in a message: an answer with a mark in it is better than
+        # none.
+        return to_json(_marked(value), inf_nan_mode="null")
+
+
+def is_large(value: object) -> bool:
+    return _weight(value, LARGE) >= LARGE
+
+
+def json_pieces(value: object) -> Iterator[bytes]:
+    """Yield the encoding in pieces, each of which takes less than a few milliseconds."""
+    buffer: list[bytes] = []
+    size = 0
+    for token in _tokens(value):
+        buffer.append(token)
+        size += len(token)
+        if size >= _PIECE:
+            yield b"".join(buffer)
+            buffer.clear()
+            size = 0
+    if buffer:
+        yield b"".join(buffer)
+
+
+def _tokens(value: object) -> Iterator[bytes]:
+    if isinstance(value, str) and len(value) > _PIECE:
+        yield b'"'
+        for at in range(0, len(value), _PIECE):
+            yield as_json(value[at : at + _PIECE])[1:-1]
+        yield b'"'
+    elif isinstance(value, Base64):
+        yield b'"'
+        for at in range(0, len(value.data), _PIECE):
+            yield b64encode(value.data[at : at + _PIECE])
+        yield b'"'
+    elif isinstance(value, dict) and _weight(value, _PIECE) >= _PIECE:
+        pairs = ((as_json(str(name)) + b":", inner) for name, inner in value.items())
+        yield from _members(b"{", pairs, b"}")
+    elif isinstance(value, list | tuple) and _weight(value, _PIECE) >= _PIECE:
+        yield from _members(b"[", ((b"", inner) for inner in value), b"]")
+    else:
+        yield as_json(value)
+
+
+def _members(begin: bytes, members: Iterable[tuple[bytes, object]], end: bytes) -> Iterator[bytes]:
+    for head, inner in members:
+        yield begin + head
+        yield from _tokens(inner)
+        begin = b","
+    yield end
+
+
+def _weight(value: object, most: int) -> int:
+    """Return about how many bytes are to be encoded, or any number of at least `most`."""
+    weight = 0
+    left: list[object] = [value]
+    while left and weight < most:
+        inner = left.pop()
+        if isinstance(inner, str):
+            weight += len(inner) + _SMALL
+        elif isinstance(inner, Base64):
+            weight += len(inner.data)
+        elif isinstance(inner, dict):
+            weight += _SMALL * (1 + len(inner))
+            left += inner.values()
+        elif isinstance(inner, list | tuple):
+            weight += _SMALL
+            left += inner
+        else:
+            weight += _SMALL
+    return weight
+
+
+def _marked(value: object) -> object:
+    """Return a value with U+FFFD in place of surrogates."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_marked(name): _marked(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_marked(one) for one in value]
+    return value
