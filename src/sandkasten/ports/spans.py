@@ -119,6 +119,18 @@ caller_key: ContextVar[str | None] = ContextVar("caller_key", default=None)
 """The id of the key with which that request was made."""
 
 
+@dataclass(frozen=True, slots=True)
+class CallingAgent:
+    """The agent whose model called a tool, and its run."""
+
+    name: str
+    run_id: str
+
+
+caller_agent: ContextVar[CallingAgent | None] = ContextVar("caller_agent", default=None)
+"""Of the tool call that records belong to; None for calls of clients."""
+
+
 class Untraced:
     """Implements `Tracing` without any span."""
 

@@ -175,6 +175,7 @@ async def test_an_agent_without_a_network_never_runs_in_a_session_with_one(desk)
                 "fs_delete": {"path": "x"},
                 "stage_file": {"file_key": "k", "destination": "x"},
                 "publish_file": {"source": "x"},
+                "close": {},
             }.items():
                 check_refused(await closed.call(call, sandbox_id=box, **given), "network")
     message = (await closed.call("fs_list", sandbox_id=box))["message"]
@@ -254,12 +255,30 @@ async def test_each_agent_has_its_own_timeouts_and_output(desk):
     assert default["timed_out"] is False
     cut = await short.call("exec", cmd="seq 2000")
     assert (cut["truncated"], "\n1000\n" in cut["stdout"]) == (True, False)
+    begun = await short.call("exec", cmd="seq 2000", stream=True)
+    waited = await short.call("exec_wait", exec_id=begun["exec_id"], timeout_seconds=30)
+    for answer in (cut, waited):
+        assert ("\n1000\n" in answer["output"], len(answer["output"]) < 1100) == (False, True)
+    both = await short.call("exec", cmd="echo out; echo err >&2")
+    assert sorted(both["output"].split()) == ["err", "out"]
     assert (await short.call("exec", cmd="sleep 60"))["timed_out"] is True
     late = await short.call("exec", cmd="true", timeout_seconds=6)
     assert late["message"] == "a timeout of 6 s is over max_exec_timeout_seconds (5)"
     wide = agent(desk, "max_stdout_bytes: 300000", "wide")
     much = await wide.call("exec", cmd="head -c 250000 /dev/zero | tr '\\0' x")
     assert (len(much["stdout"]), much["truncated"]) == (250_000, False)
+
+
+async def test_a_session_that_another_agent_closed_is_new_with_a_notice(desk):
+    opens, closes = agent(desk, "", "opens"), agent(desk, "", "closes", agent_run_id="run_two")
+    old = (await opens.call("fs_write", path="a", text="b"))["sandbox_id"]
+    assert (await closes.call("close"))["closed"] is True
+    answer = await opens.call("fs_list")
+    assert (answer["entries"], answer["sandbox_id"] != old) == ([], True)
+    assert "its files are lost" in answer["notice"]
+    # The agent that closed it knows.
+    assert (await opens.call("close"))["closed"] is True
+    assert "notice" not in await opens.call("fs_list")
 
 
 async def test_a_session_lives_as_long_as_the_agent_that_asks_for_most(desk):

@@ -80,6 +80,8 @@ class _CachedSandbox:
     id: str
     kinds: set[str] = field(default_factory=set)
     """Requests already answered by this sandbox, so that the engine need not check them again."""
+    closed_by: str | None = None
+    """The agent run that closed it. Others learn that its files are gone."""
 
 
 class CallSandboxes:
@@ -109,12 +111,11 @@ class CallSandboxes:
                 )
         info = await self._extended(context, the_key, info, request)
         self._remember(info, kind)
-        if before is not None and before.id != info.id:
-            return CallSandbox(
-                info,
-                "the sandbox of this session ended and its files are lost; this is a new sandbox",
-            )
-        return CallSandbox(info)
+        if before is None or before.id == info.id or before.closed_by == context.agent_run_id:
+            return CallSandbox(info)
+        return CallSandbox(
+            info, "the sandbox of this session ended and its files are lost; this is a new sandbox"
+        )
 
     async def resolve(self, context: RunContext, given: str | None) -> CallSandbox:
         """Return the sandbox that a call names, or the run's default.
@@ -124,9 +125,22 @@ class CallSandboxes:
         if given is None:
             return await self.open(context)
         info = await self.named(context, given)
+        await self._check_may_use(context, info)
+        return CallSandbox(info)
+
+    async def to_close(self, context: RunContext, given: str | None) -> Info | None:
+        """Return the sandbox that a call names, or the run's default if it exists.
+
+        Raise Conflict if the agent may not join it: then it may not end it either.
+        """
+        info = await (self.existing(context) if given is None else self.named(context, given))
+        if info is not None:
+            await self._check_may_use(context, info)
+        return info
+
+    async def _check_may_use(self, context: RunContext, info: Info) -> None:
         if info.session_key is not None and info.status in ("running", "paused"):
             await self._check_join(context, info, parse_session_key(info.session_key))
-        return CallSandbox(info)
 
     async def _check_join(self, context: RunContext, info: Info, key: SessionKey) -> None:
         known = self._known.get((info.tenant, info.session_key or ""))
@@ -212,6 +226,13 @@ class CallSandboxes:
 
     def forget(self, info: Info) -> None:
         self._known.pop((info.tenant, info.session_key or ""), None)
+
+    def closed(self, info: Info, context: RunContext) -> None:
+        self._remember(info)
+        known = self._known.get((info.tenant, info.session_key or ""))
+        if known is not None:
+            known.kinds.clear()
+            known.closed_by = context.agent_run_id
 
     async def finish(
         self,

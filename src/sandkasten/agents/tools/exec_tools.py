@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sandkasten.agents.tools.call_sandboxes import CallSandbox
     from sandkasten.agents.tools.tool_answers import Answer
     from sandkasten.engine.engine import Engine
+    from sandkasten.model.commands.exec_values import ExecResult
     from sandkasten.model.sandbox.limits import Limits
 
 # Three sweeps, after which the runner replaces a shell that does not stop, take half a second.
@@ -66,7 +67,7 @@ class ExecTools:
         except asyncio.CancelledError:
             await finish(self._kill(target.info.id, request))
             raise
-        return tool_answers.command(result, self._most(context))
+        return tool_answers.command(result, self._most(context, result))
 
     async def _kill(self, sandbox_id: str, request: ExecRequest) -> None:
         """Kill repeatedly until nothing is left: a shell continues after the command it waited
@@ -85,7 +86,8 @@ class ExecTools:
         self, given: Mapping[str, Any], context: RunContext, target: CallSandbox
     ) -> Answer:
         since, most = given.get("since_seq", 0), given.get("max_chunks", READ_CHUNKS)
-        room = sum(one or 0 for one in self._most(context).values())
+        limits = self._limits(context)
+        room = limits.stdout_bytes + limits.stderr_bytes
         items = self._engine.exec_output(target.info.id, given["exec_id"], since_seq=int(since))
         chunks: list[Answer] = []
         fields: Answer = {"done": False, "more": True}
@@ -111,15 +113,16 @@ class ExecTools:
         )
         if result.status == "running":
             return {**tool_answers.ending(result), "done": False}
-        return {**tool_answers.command(result, self._most(context)), "done": True}
+        return {**tool_answers.command(result, self._most(context, result)), "done": True}
 
     def _limits(self, context: RunContext) -> Limits:
         return call_limits(context.sandbox, self._engine.policy.limits)
 
-    def _most(self, context: RunContext) -> dict[str, int | None]:
+    def _most(self, context: RunContext, result: ExecResult) -> dict[str, int | None]:
         """Return the output limits of this agent: the sandbox may belong to an agent with other
-        limits.
+        limits. Both streams in one have no more than what each of them may have.
         """
         limits = self._limits(context)
         out, err = limits.stdout_bytes, limits.stderr_bytes
-        return {"stdout": out, "stderr": err, "output": out + err}
+        both = min(out, len(result.stdout)) + min(err, len(result.stderr))
+        return {"stdout": out, "stderr": err, "output": both}

@@ -7,7 +7,7 @@ cancellation. The context alone decides which run a call belongs to, never the a
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,9 +24,10 @@ from sandkasten.agents.tools.tool_schemas import TOOLS
 from sandkasten.errors import InvalidRequest, NotFound, SandkastenError
 from sandkasten.model.request_spellings import agreed
 from sandkasten.model.spelling import did_you_mean, shown
+from sandkasten.ports.spans import CallingAgent, caller_agent
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
     from sandkasten.agents.run_context import RunContext
@@ -82,7 +83,10 @@ class Toolbox:
 
     async def call(self, name: str, arguments: object, context: RunContext) -> Answer:
         known = isinstance(name, str) and name in TOOLS
-        with self._engine.tracing.span(name if known else "sandbox_unknown") as span:
+        with (
+            _recorded(context),
+            self._engine.tracing.span(name if known else "sandbox_unknown") as span,
+        ):
             answer = await self._answer(name, arguments, context)
             span.set({"run.id": context.agent_run_id, "sandbox.id": answer.get("sandbox_id")})
             if tool_answers.failed(answer):
@@ -188,21 +192,30 @@ class Toolbox:
     async def _close(
         self, given: Mapping[str, Any], context: RunContext, which: str | None
     ) -> Answer:
-        if which is not None:
-            info = await self._sessions.named(context, which)
-        else:
-            found = await self._sessions.existing(context)
-            if found is None:
-                return {"ok": True, "closed": False, "sandbox_id": None, "session_id": None}
-            info = found
+        info = await self._sessions.to_close(context, which)
+        if info is None:
+            return {"ok": True, "closed": False, "sandbox_id": None, "session_id": None}
         # It ended in the meantime, by itself or by a concurrent call: it is closed.
         with suppress(NotFound):
             await self._engine.destroy(info.id)
-        self._sessions.forget(info)
+        self._sessions.closed(info, context)
         self._files.forget(info.id)
         if info.workspace_id is not None and given.get("delete_workspace", True):
             await self._engine.workspaces.delete(info.workspace_id, tenant=info.tenant)
         return {"ok": True, "closed": True, **tool_answers.which(info)}
+
+
+@contextmanager
+def _recorded(context: RunContext) -> Iterator[None]:
+    """Have records name the agent of a call; a client that calls a tool itself is no agent."""
+    agent = None
+    if context.agent_name and not context.client:
+        agent = CallingAgent(context.agent_name, context.agent_run_id)
+    token = caller_agent.set(agent)
+    try:
+        yield
+    finally:
+        caller_agent.reset(token)
 
 
 def _with_place(answer: Answer, target: CallSandbox) -> Answer:
