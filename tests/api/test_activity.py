@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 import aiohttp
 import pytest
@@ -171,16 +172,29 @@ async def test_shell_without_input_is_no_activity_and_ends_with_its_page(world, 
     assert await expires_at(world) == pytest.approx(ends, abs=1)
 
 
-@pytest.mark.parametrize("as_text", [False, True])
-async def test_shell_that_got_input_is_activity_and_waits_for_its_page(world, daemon, as_text):
+TYPING = {
+    "bytes": lambda socket, _, text: socket.send_bytes(text.encode()),
+    "a message": lambda socket, _, text: socket.send_json({"type": "input", "data": text}),
+    "stdin as JSON": lambda _, ask, text: ask({"data": text}),
+    "stdin in base64": lambda _, ask, text: ask(
+        {"data_b64": base64.b64encode(text.encode()).decode()}
+    ),
+}
+"""Every way to type into a terminal."""
+
+
+@pytest.mark.parametrize("way", TYPING)
+async def test_shell_that_got_input_is_activity_and_waits_for_its_page(world, daemon, way):
     the_id = await daemon.session(ttl_seconds=3600)
     ends = await expires_at(world)
     socket, exec_id = await shell(daemon, the_id, "keep_seconds=86400")
     world.clock.ahead_s += 100
-    if as_text:
-        await socket.send_json({"type": "input", "data": "X=kept; echo a-$X\n"})
-    else:
-        await socket.send_bytes(b"X=kept; echo a-$X\n")
+
+    async def ask(body):
+        path = f"/v1/sessions/{the_id}/execs/{exec_id}/stdin"
+        assert (await daemon.ask("POST", path, body)).status == 200
+
+    await TYPING[way](socket, ask, "X=kept; echo a-$X\n")
     await until(socket, b"a-kept")
     assert await expires_at(world) > ends + 90
     await socket.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
+import shlex
 
 import pytest
 
@@ -11,6 +14,7 @@ from sandkasten.errors import QuotaExceeded
 from sandkasten.model.audit_chain import check_lines
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -157,6 +161,102 @@ async def test_work_inside_a_sandbox_is_recorded_with_key_request_and_resource_u
     assert [r["outcome"] for r in rows if r["action"] == "session.end"] == ["destroyed"]
     used = await audited(daemon, f"?kind=key&key_id={key_id}")
     assert [(one["action"], one["detail"]["address"]) for one in used] == [("key.use", "127.0.0.1")]
+
+
+class Two:
+    """Two keys of a tenant, and a sandbox of the first."""
+
+    def __init__(self, daemon, *headers):
+        self.daemon = daemon
+        self.headers = headers
+        self.keys = ["key_" + one["Authorization"].split("-")[1] for one in headers]
+        self.box = ""
+
+    async def ask(self, who, method, path, body=None, **more):
+        found = await self.daemon.ask(
+            method,
+            f"/v1/sessions/{self.box}{path}" if self.box else path,
+            body,
+            headers={**self.headers[who], **more},
+        )
+        assert found.status < 300, found.raw
+        return found.json
+
+    async def start(self, who, request):
+        body = {"cmd": ["sleep", "1000"], "background": True}
+        return (await self.ask(who, "POST", "/exec", body, **{"X-Request-Id": request}))["exec_id"]
+
+    async def rows(self, target, *actions):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                rows = await audited(self.daemon, f"?target={target}")
+                found = {row["action"]: (row["key_id"], row["request_id"]) for row in rows}
+                if set(actions) <= set(found):
+                    return found
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def two(daemon):
+    one = Two(daemon, await new_key(daemon, tenant="acme"), await new_key(daemon, tenant="acme"))
+    one.box = (await one.ask(0, "POST", "/v1/sessions", {}))["id"]
+    return one
+
+
+@pytest.mark.promise("P86")
+@pytest.mark.parametrize(
+    ("method", "path", "body", "action"),
+    [
+        ("POST", "/execs/{exec}/signal", {"signal": "CONT"}, "exec.signal"),
+        ("DELETE", "/shells/default", None, "shell.close"),
+        ("POST", "/contexts/{context}/interrupt", {}, "context.interrupt"),
+        ("POST", "/contexts/{context}/restart", {}, "context.restart"),
+        ("DELETE", "/contexts/{context}", None, "context.remove"),
+    ],
+)
+async def test_what_ends_or_disturbs_the_work_of_another_is_recorded(
+    two, method, path, body, action
+):
+    await two.ask(0, "POST", "/exec", {"cmd": "sleep 1000 &"})
+    ids = {"exec": await two.start(0, "one")}
+    if "{context}" in path:
+        ids["context"] = (await two.ask(0, "POST", "/contexts", {}))["id"]
+    await two.ask(1, method, path.format(**ids), body)
+    target = ids["context"] if "{context}" in path else ids["exec"]
+    rows = await two.rows("default" if action == "shell.close" else target, action)
+    assert rows[action][0] == two.keys[1]
+    # What was done to a command is no command.
+    history = await two.ask(0, "GET", "/execs")
+    assert {row["command"] for row in history} <= {"sleep 1000 &", "sleep 1000", "python kernel"}
+
+
+@pytest.mark.promise("P86")
+async def test_a_command_that_is_cut_has_its_size_and_hash(daemon):
+    box = (await daemon.ask("POST", "/v1/sessions", {}, headers=AS_OPERATOR)).json["id"]
+    for command in ("#" + "x" * 9000 + "\necho hidden", ["echo", *["ä" * 100] * 100]):
+        done = await daemon.ask(
+            "POST", f"/v1/sessions/{box}/exec", {"cmd": command}, headers=AS_OPERATOR
+        )
+        line = command if isinstance(command, str) else shlex.join(command)
+        (row, *_) = await audited(daemon, f"?target={done.json['exec_id']}")
+        assert row["detail"]["command_bytes"] == str(len(line.encode()))
+        assert row["detail"]["command_sha256"] == hashlib.sha256(line.encode()).hexdigest()
+        assert row["detail"]["command"].startswith(line[:4000])
+
+
+@pytest.mark.promise("P86")
+async def test_names_of_variables_are_recorded_and_those_that_carry_code_first(daemon):
+    env = {f"A{n}": "hush" for n in range(200)} | {"LD_PRELOAD": "hush", "BASH_ENV": "hush"}
+    made = await daemon.ask("POST", "/v1/sessions", {"env": env}, headers=AS_OPERATOR)
+    box = made.json["id"]
+    body = {"cmd": ["true"], "env": env}
+    done = await daemon.ask("POST", f"/v1/sessions/{box}/exec", body, headers=AS_OPERATOR)
+    (allowed,) = await audited(daemon, f"?session_id={box}&action=policy.allow")
+    (command, *_) = await audited(daemon, f"?target={done.json['exec_id']}")
+    for row in (allowed, command):
+        assert row["detail"]["env"].startswith("BASH_ENV LD_PRELOAD A0 A1 ")
+        assert "more" in row["detail"]["env"]
+        assert "hush" not in str(row)
 
 
 @pytest.mark.promise("P86")

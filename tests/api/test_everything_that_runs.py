@@ -29,6 +29,7 @@ pytestmark = pytest.mark.promise("P87")
 
 SOURCE: Final = Path(__file__).parents[2] / "src" / "sandkasten"
 CODE: Final = "# ways\nprint('way')"
+ENV: Final = {"BASH_ENV": "/hush"}
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +85,22 @@ class Way:
     command: str
     """A regular expression."""
     kind: str = "command"
+    env: str | None = "BASH_ENV"
+    """The names of the variables that were given with it, as they are recorded."""
+    program: str | None = None
+    """The code that the command line only names as a file."""
 
 
 async def typed(place: Place) -> None:
     url = f"{place.daemon.url}/v1/sessions/{place.box}/pty?command=" + '["echo","way"]'
+    url += "&env=" + json.dumps(ENV)
     async with place.http.ws_connect(url) as socket:
         async for _ in socket:
             pass
 
 
 async def oneshot(place: Place) -> str:
-    body = {"runtime": "bash", "code": "echo way"}
+    body = {"runtime": "bash", "code": "echo way", "env": ENV}
     return str((await place.ask("POST", "/v1/run", body))["sandbox_id"])
 
 
@@ -103,26 +109,27 @@ async def tool_run(place: Place) -> str:
 
 
 async def tool_exec(place: Place) -> str:
-    return str((await place.tool("sandbox_exec", command="echo way"))["sandbox_id"])
+    return str((await place.tool("sandbox_exec", command="echo way", env=ENV))["sandbox_id"])
 
 
 async def tool_code(place: Place) -> str:
-    return str((await place.tool("sandbox_code", code=CODE))["sandbox_id"])
+    return str((await place.tool("sandbox_code", code=CODE, env=ENV))["sandbox_id"])
 
 
 async def twice_by_key(place: Place) -> None:
-    body = {"cmd": ["echo", "way"], "idempotency_key": "way"}
+    body = {"cmd": ["echo", "way"], "idempotency_key": "way", "env": ENV}
     await asyncio.gather(place.of("exec", body), place.of("exec", {**body, "background": True}))
     await place.of("exec", body)
 
 
 def e2b_start(**more: object) -> dict[str, object]:
-    process = {"cmd": "sh", "args": ["-c", "echo way"], "envs": {"SECRET": "v"}}
+    process = {"cmd": "sh", "args": ["-c", "echo way"], "envs": ENV}
     return {"process": process, **more}
 
 
 def sent(verb: str, body: object = None, method: str = "POST") -> Callable[[Place], Awaitable[Any]]:
-    return lambda place: place.of(verb, body, method)
+    given = {**body, "env": ENV} if isinstance(body, dict) and body else body
+    return lambda place: place.of(verb, given, method)
 
 
 def to_envd(path: str, body: object, kind: str = "application/json") -> Any:
@@ -130,6 +137,8 @@ def to_envd(path: str, body: object, kind: str = "application/json") -> Any:
 
 
 _RUN: Final = r"bash \S+\.sh"
+# A shell of E2B's clients starts with its directory.
+_E2B: Final = "BASH_ENV PWD"
 _SH: Final = "sh -c 'echo way'"
 PTY: Final = {"size": {"rows": 24, "cols": 80}}
 WAYS: Final[dict[str, Way]] = {
@@ -149,21 +158,27 @@ WAYS: Final[dict[str, Way]] = {
         sent("exec/stream", {"cmd": ["echo", "way"]}), "echo way"
     ),
     "WS /v1/sessions/{id}/pty": Way(typed, "echo way"),
-    "POST /v1/run": Way(oneshot, _RUN),
-    "POST /v1/sessions/{id}/code": Way(
-        sent("code", {"code": CODE, "env": {"SECRET": "v"}}), re.escape(CODE), "cell"
+    "POST /v1/run": Way(oneshot, _RUN, env=None, program="echo way"),
+    "POST /v1/sessions/{id}/code": Way(sent("code", {"code": CODE}), re.escape(CODE), "cell"),
+    "POST /v1/sessions/{id}/contexts": Way(
+        sent("contexts", {}), "python kernel", "kernel", env=None
     ),
-    "POST /v1/sessions/{id}/contexts": Way(sent("contexts", {}), "python kernel", "kernel"),
-    "GET /v1/sessions/{id}/languages": Way(sent("languages", method="GET"), "list of kernels"),
-    "sandbox_run": Way(tool_run, _RUN),
+    "GET /v1/sessions/{id}/languages": Way(
+        sent("languages", method="GET"), "list of kernels", env=None
+    ),
+    "sandbox_run": Way(tool_run, _RUN, env=None, program="echo way"),
     "sandbox_exec": Way(tool_exec, "echo way"),
     "sandbox_code": Way(tool_code, re.escape(CODE), "cell"),
     "POST /e2b/process.Process/Start": Way(
-        to_envd("/process.Process/Start", e2b_start(), STREAM), _SH
+        to_envd("/process.Process/Start", e2b_start(), STREAM), _SH, env=_E2B
     ),
-    "E2B, on a terminal": Way(to_envd("/process.Process/Start", e2b_start(pty=PTY), STREAM), _SH),
-    "POST /e2b/execute": Way(to_envd("/execute", {"code": CODE}), re.escape(CODE), "cell"),
-    "POST /e2b/contexts": Way(to_envd("/contexts", {}), "python kernel", "kernel"),
+    "E2B, on a terminal": Way(
+        to_envd("/process.Process/Start", e2b_start(pty=PTY), STREAM), _SH, env=_E2B
+    ),
+    "POST /e2b/execute": Way(
+        to_envd("/execute", {"code": CODE, "env_vars": ENV}), re.escape(CODE), "cell"
+    ),
+    "POST /e2b/contexts": Way(to_envd("/contexts", {}), "python kernel", "kernel", env=None),
 }
 # Agents and workflows run what their tools run; MCP and adapters of frameworks use the ways above.
 # Packages and image builds run in sandboxes of their own, through the same two methods as commands.
@@ -278,7 +293,48 @@ async def test_each_way_leaves_one_readable_record_in_the_audit_log_and_the_hist
     assert row["command_bytes"] == len(row["command"])
     assert {one["target"] for one in told} == {row["exec_id"]}
     (shown,) = [one for one in told if {"command", "code"} & set(one["detail"])]
-    text = shown["detail"].get("code") or shown["detail"]["command"]
-    assert text == row["command"]
+    detail = shown["detail"]
+    assert detail["code" if way.kind == "cell" else "command"] == row["command"]
+    assert (detail.get("env"), detail.get("code")) == (
+        way.env,
+        row["command"] if way.kind == "cell" else way.program,
+    )
     assert len(ends) == (way.kind != "kernel")
-    assert "SECRET" not in json.dumps([row, told])
+    assert "hush" not in json.dumps([row, told])
+
+
+async def test_the_end_of_a_command_names_who_started_it_and_a_signal_who_sent_it(place):
+    """The task that notices both ends belongs to the request that started the first command."""
+    made = [await place.ask("POST", "/v1/keys", {}) for _ in range(2)]
+    command = {"cmd": ["sleep", "1000"], "background": True}
+    path, started = f"/v1/sessions/{place.box}", []
+
+    async def rows(eid: str, *actions: str) -> dict[str, tuple[str, str]]:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                audit = (await place.ask("GET", f"/v1/audit?target={eid}"))["entries"]
+                found = {one["action"]: (one["key_id"], one["request_id"]) for one in audit}
+                if set(actions) <= set(found):
+                    return found
+                await asyncio.sleep(0.02)
+
+    def as_(who: int, request: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {made[who]['key']}", "X-Request-Id": request}
+
+    for who, request in enumerate(("one", "two")):
+        found = await place.ask("POST", f"{path}/exec", command, **as_(who, request))
+        started.append(found["exec_id"])
+        # Then the end is a record of its own.
+        await rows(found["exec_id"], "exec.start")
+    for who, eid in ((0, started[1]), (1, started[0])):
+        signal = {"signal": "KILL"}
+        await place.ask("POST", f"{path}/execs/{eid}/signal", signal, **as_(who, f"signal-{who}"))
+    for who, request in enumerate(("one", "two")):
+        assert await rows(started[who], "exec.end", "exec.signal") == {
+            "exec.start": (made[who]["id"], request),
+            "exec.signal": (made[1 - who]["id"], f"signal-{1 - who}"),
+            "exec.end": (made[who]["id"], request),
+        }
+    history = await place.of("execs", method="GET")
+    keys = {row["exec_id"]: row["key_id"] for row in history}
+    assert [keys[eid] for eid in started] == [one["id"] for one in made]

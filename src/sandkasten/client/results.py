@@ -173,6 +173,10 @@ class PastResult(Result):
     """
     key_id: str | None = field(default=None, repr=False)
     """The key that started it."""
+    agent: str | None = None
+    """The agent whose model called the tool that started it."""
+    run_id: str | None = field(default=None, repr=False)
+    """The run of that agent."""
 
     @property
     def ok(self) -> bool:
@@ -197,6 +201,8 @@ def past_of(answer: ExecPast) -> PastResult:
         context_id=answer.context_id,
         error_name=answer.error_name,
         key_id=answer.key_id,
+        agent=answer.agent,
+        run_id=answer.run_id,
     )
 
 

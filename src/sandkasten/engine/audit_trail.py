@@ -34,10 +34,10 @@ from sandkasten.model.ids import is_cell_id
 from sandkasten.model.journal_rows import ExecRow
 from sandkasten.model.redaction import excerpt
 from sandkasten.model.sandbox.limits import Limits
-from sandkasten.ports.spans import caller_key, request_id
+from sandkasten.ports.spans import CallingAgent, caller_agent, caller_key, request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from sandkasten.model.commands.exec_values import ExecResult
     from sandkasten.model.files.file_entries import FileEntry
@@ -46,16 +46,51 @@ if TYPE_CHECKING:
     from sandkasten.ports import AuditLog, Clock, OutputRecording, Recordings
     from sandkasten.wire.messages import ExecReply
 
-_COMMAND_CHARS: Final = 1024
+_COMMAND_CHARS: Final = 4096
 CODE_CHARS: Final = 4096
+_ENV_CHARS: Final = 512
 _NAME_CHARS: Final = 100
 _MOST_RUNNING: Final = 10_000
 # More than can end in the moment that a crash may lose.
 _MOST_LOST: Final = 2000
 _PATH_CHARS: Final = 512
 _RULES_CHARS: Final = 2048
+_CODE: Final = frozenset(
+    [
+        "BASH_ENV",
+        "ENV",
+        "GCONV_PATH",
+        "GIT_SSH_COMMAND",
+        "JAVA_TOOL_OPTIONS",
+        "LD_AUDIT",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "NODE_OPTIONS",
+        "PATH",
+        "PERL5LIB",
+        "PERL5OPT",
+        "PROMPT_COMMAND",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "PYTHONSTARTUP",
+        "RUBYOPT",
+    ]
+)
 # An image is invalid also if the operator's list does not have it.
 _DECISIONS: Final = (PolicyDenied, QuotaExceeded, IsolationRefused, InvalidImage)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCommand:
+    """What the log shows of a command that is started."""
+
+    line: tuple[str, ...] | str
+    shell: str | None = None
+    terminal: bool = False
+    env: Collection[str] = ()
+    """Names of the variables that it was given."""
+    code: bytes | None = None
+    """The program that a one-shot runs, which the command line only names as a file."""
 
 
 @dataclass(slots=True)
@@ -68,11 +103,11 @@ class _ExecNote:
     at: float
     key_id: str | None
     request_id: str | None
-    line: tuple[str, ...] | str | None = None
-    shell: str | None = None
-    terminal: bool = False
+    agent: CallingAgent | None
+    command: RecordedCommand | None = None
     code: ExecRow | None = None
     """Code in a context, instead of a command line."""
+    env: Collection[str] = ()
     outcome: str | None = None
     """None: it was started, and more is not known."""
     result: ExecResult | ExecRow | None = None
@@ -81,17 +116,13 @@ class _ExecNote:
 
     def row(self) -> AuditRow:
         detail: dict[str, str] = {}
-        if self.line is not None:
-            line = self.line
-            # Quoting a long list only to cut it would take long.
-            text = line if isinstance(line, str) else shlex.join(line[:_COMMAND_CHARS])
-            detail["command"] = excerpt(text, _COMMAND_CHARS)
+        if self.command is not None:
+            detail |= _command(self.command)
         if self.code is not None:
             detail |= _code(self.code)
-        if self.shell is not None:
-            detail["shell"] = self.shell
-        if self.terminal:
-            detail["terminal"] = "true"
+        if self.env:
+            detail["env"] = _names(self.env)
+        detail |= _agent(self.agent)
         if self.recovered:
             detail["recovered"] = "true"
         usage: dict[str, int] = {}
@@ -159,33 +190,17 @@ class AuditTrail:
 
     # ---- commands
 
-    def exec_asked(
-        self,
-        record: Record,
-        exec_id: str,
-        line: tuple[str, ...] | str,
-        shell: str | None = None,
-        *,
-        terminal: bool = False,
-    ) -> None:
+    def exec_asked(self, record: Record, exec_id: str, command: RecordedCommand) -> None:
         """Record a command that the runner gets next."""
         if self.log is not None:
             note = self._note(record.tenant, record.id, exec_id)
-            note.line, note.shell, note.terminal = line, shell, terminal
+            note.command, note.env = command, command.env
             self._begin(note)
 
     @contextmanager
-    def starting(
-        self,
-        record: Record,
-        exec_id: str,
-        line: tuple[str, ...] | str,
-        shell: str | None = None,
-        *,
-        terminal: bool = False,
-    ) -> Iterator[None]:
+    def starting(self, record: Record, exec_id: str, command: RecordedCommand) -> Iterator[None]:
         """Record a command that the block starts, and the error if it cannot be started."""
-        self.exec_asked(record, exec_id, line, shell, terminal=terminal)
+        self.exec_asked(record, exec_id, command)
         try:
             yield
         except SandkastenError as exc:
@@ -194,7 +209,7 @@ class AuditTrail:
 
     @contextmanager
     def starting_keyed(
-        self, record: Record, exec_id: str, line: tuple[str, ...] | str, shell: str | None
+        self, record: Record, exec_id: str, command: RecordedCommand
     ) -> Iterator[None]:
         """Record the error if the block cannot start a command with an idempotency key.
 
@@ -203,26 +218,37 @@ class AuditTrail:
         try:
             yield
         except SandkastenError as exc:
-            self.exec_asked(record, exec_id, line, shell)
+            self.exec_asked(record, exec_id, command)
             self.exec_failed(record.tenant, record.id, exec_id, exc.code)
             raise
 
+    def acted(self, record: Record, action: str, target: str, **detail: str) -> None:
+        """Record what a caller does to something that runs already, maybe for another caller."""
+        self._write("exec", action, record.tenant, record.id, target, "ok", detail)
+
     def exec_ended(
-        self, tenant: str, session_id: str, result: ExecResult, *, recovered: bool = False
+        self,
+        tenant: str,
+        session_id: str,
+        result: ExecResult,
+        *,
+        row: ExecRow | None = None,
+        recovered: bool = False,
     ) -> None:
-        """Record how a command ended, and what it used. `recovered`: its start was not recorded,
-        because the process that started it died.
+        """Record how a command ended, and what it used. `row`: what is known of its start, if
+        another process or request started it. `recovered`: its start was not recorded, because the
+        process that started it died.
         """
         if kernel_line(result.exec_id) is not None:
             # What it wrote are messages, and not output.
             result = replace(result, stdout_bytes=0, stderr_bytes=0)
-        self._ended(tenant, session_id, result.exec_id, result, result.status, recovered=recovered)
+        self._ended(tenant, session_id, result.exec_id, result, result.status, row, recovered)
 
-    def code_asked(self, row: ExecRow) -> None:
-        """Record code that a context gets next."""
+    def code_asked(self, row: ExecRow, env: Collection[str]) -> None:
+        """Record code that a context gets next. `env`: names of the variables that it was given."""
         if self.log is not None:
             note = self._note(row.tenant, row.session_id, row.id)
-            note.code = row
+            note.code, note.env = row, env
             self._begin(note)
 
     def code_ended(self, row: ExecRow, *, recovered: bool = False) -> None:
@@ -230,8 +256,8 @@ class AuditTrail:
         if self.log is None:
             return
         if recovered:
-            note = self._note(row.tenant, row.session_id, row.id)
-            note.code, note.key_id, note.recovered = row, row.key_id, True
+            note = self._note(row.tenant, row.session_id, row.id, row)
+            note.code, note.recovered = row, True
             note.result, note.outcome = row, row.status
             self.log.record_soon(note)
         else:
@@ -265,9 +291,11 @@ class AuditTrail:
             and (reply.started_ms + reply.duration_ms) / 1000 > oldest
         ]
 
-    def exec_failed(self, tenant: str, session_id: str, exec_id: str, code: str) -> None:
+    def exec_failed(
+        self, tenant: str, session_id: str, exec_id: str, code: str, row: ExecRow | None = None
+    ) -> None:
         """Record that a command could not be run, or that its end is unknown."""
-        self._ended(tenant, session_id, exec_id, None, code)
+        self._ended(tenant, session_id, exec_id, None, code, row)
 
     def _ended(
         self,
@@ -276,7 +304,7 @@ class AuditTrail:
         exec_id: str,
         result: ExecResult | ExecRow | None,
         outcome: str,
-        *,
+        row: ExecRow | None = None,
         recovered: bool = False,
     ) -> None:
         # Several callers may wait for one command, by its idempotency key.
@@ -285,20 +313,30 @@ class AuditTrail:
         self._recorded[exec_id] = None
         if len(self._recorded) > _MOST_RUNNING:
             del self._recorded[next(iter(self._recorded))]
-        note = self._running.pop(exec_id, None)
-        if note is not None and not note.taken:
+        begun = self._running.pop(exec_id, None)
+        if begun is not None and not begun.taken:
             # Both in one record.
-            note.result, note.outcome, note.at = result, outcome, self._clock.now()
+            begun.result, begun.outcome, begun.at = result, outcome, self._clock.now()
             return
-        note = self._note(tenant, session_id, exec_id)
+        note = self._note(tenant, session_id, exec_id, row)
+        if begun is not None:
+            # The caller that waits for the end, or the task that follows it, did not start it.
+            note.key_id, note.request_id, note.agent = begun.key_id, begun.request_id, begun.agent
         note.result, note.outcome, note.recovered = result, outcome, recovered
-        note.line = kernel_line(exec_id) if recovered else None
+        line = kernel_line(exec_id) if recovered else None
+        note.command = None if line is None else RecordedCommand(line)
         self.log.record_soon(note)
 
-    def _note(self, tenant: str, session_id: str, exec_id: str) -> _ExecNote:
-        return _ExecNote(
-            tenant, session_id, exec_id, self._clock.now(), caller_key.get(), request_id.get()
-        )
+    def _note(
+        self, tenant: str, session_id: str, exec_id: str, row: ExecRow | None = None
+    ) -> _ExecNote:
+        """Return a note with the caller of this request, or with that of `row`."""
+        now = self._clock.now()
+        if row is not None:
+            agent = None if row.agent is None else CallingAgent(row.agent, row.run_id or "")
+            return _ExecNote(tenant, session_id, exec_id, now, row.key_id, None, agent)
+        key, request, agent = caller_key.get(), request_id.get(), caller_agent.get()
+        return _ExecNote(tenant, session_id, exec_id, now, key, request, agent)
 
     # ---- files
 
@@ -335,6 +373,8 @@ class AuditTrail:
         }
         if record.mounts:
             detail["mounts"] = str(len(record.mounts))
+        if record.env_names:
+            detail["env"] = _names(record.env_names)
         self._write(
             "policy",
             "policy.allow",
@@ -431,11 +471,43 @@ class AuditTrail:
                     target=target,
                     outcome=outcome,
                     request_id=request_id.get() or "",
-                    detail=detail or {},
+                    detail={**(detail or {}), **_agent(caller_agent.get())},
                     kind=kind,
                     session_id=session_id,
                 )
             )
+
+
+def _command(command: RecordedCommand) -> dict[str, str]:
+    line = command.line
+    text = line if isinstance(line, str) else shlex.join(line)
+    detail = _shortened("command", text, _COMMAND_CHARS)
+    if command.code is not None:
+        detail |= _shortened("code", command.code.decode(errors="replace"), CODE_CHARS)
+    if command.shell is not None:
+        detail["shell"] = command.shell
+    if command.terminal:
+        detail["terminal"] = "true"
+    return detail
+
+
+def _shortened(name: str, text: str, most: int) -> dict[str, str]:
+    """Return the beginning of a text, and what shows which text it was if that is not all."""
+    detail = {name: excerpt(text, most)}
+    if len(text) > most:
+        data = text.encode("utf-8", "surrogateescape")
+        detail[f"{name}_bytes"] = str(len(data))
+        detail[f"{name}_sha256"] = hashlib.sha256(data).hexdigest()
+    return detail
+
+
+def _names(names: Collection[str]) -> str:
+    """Return names of variables, first those that can make a program run other code."""
+    return excerpt(" ".join(sorted(names, key=lambda one: (one not in _CODE, one))), _ENV_CHARS)
+
+
+def _agent(agent: CallingAgent | None) -> dict[str, str]:
+    return {} if agent is None else {"agent": agent.name, "run_id": agent.run_id}
 
 
 def _code(row: ExecRow) -> dict[str, str]:

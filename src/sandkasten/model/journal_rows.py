@@ -111,6 +111,10 @@ class ExecRow:
     key_id: str | None = None
     network: ExecNetwork | None = None
     """What was refused while it ran."""
+    agent: str | None = None
+    """The agent whose model called the tool that started it; None for calls of clients."""
+    run_id: str | None = None
+    """The run of that agent."""
 
 
 @dataclass(frozen=True, slots=True)

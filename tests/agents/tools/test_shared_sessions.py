@@ -13,6 +13,7 @@ from sandkasten.agents.definitions.sandbox_field import (
     SANDBOX_FIELDS,
     SESSION_FIELDS,
 )
+from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, UpdateRequest
 from tests.agents.tools.desk import cleared, fresh, opened
@@ -279,6 +280,36 @@ async def test_a_session_that_another_agent_closed_is_new_with_a_notice(desk):
     # The agent that closed it knows.
     assert (await opens.call("close"))["closed"] is True
     assert "notice" not in await opens.call("fs_list")
+
+
+@pytest.mark.promise("P86")
+async def test_records_name_the_agent_and_its_run(desk):
+    first = agent(desk, "", "first", agent_run_id="run_one")
+    second = agent(desk, "", "second", agent_run_id="run_two")
+    client = agent(desk, "", "client", client=True)
+    for one in (first, second, client):
+        await one.call("exec", cmd=f"echo {one.context.agent_name}")
+        await one.call("exec", cmd="true", stream=True)
+        answer = await one.call("fs_write", path=one.context.agent_name, text="x")
+    box = answer["sandbox_id"]
+    history = await desk.engine.execs(box)
+    ran = [(row.command, row.agent, row.run_id) for row in history if "echo" in row.command]
+    assert ran == [
+        ("echo first", "first", "run_one"),
+        ("echo second", "second", "run_two"),
+        ("echo client", None, None),
+    ]
+    log = desk.engine.trail.log
+    rows = await log.read(AuditFilter(session_id=box))
+    agents = {
+        (row.action, row.detail.get("agent"), row.detail.get("run_id"))
+        for row in rows
+        if row.kind in ("exec", "file")
+    }
+    ends = {("first", "run_one"), ("second", "run_two"), (None, None)}
+    assert {one for one in agents if one[0] != "exec.start"} == {
+        (action, *one) for action in ("exec.end", "file.write") for one in ends
+    }
 
 
 async def test_a_session_lives_as_long_as_the_agent_that_asks_for_most(desk):

@@ -587,6 +587,10 @@ export interface ExecPast {
   errorName: string | null;
   /** The key that started it. */
   keyId: string | null;
+  /** The agent whose model called the tool that started it; null for calls of clients. */
+  agent: string | null;
+  /** The run of that agent. */
+  runId: string | null;
   /** false: only the fact is remembered. */
   outputKept: boolean;
 }

@@ -223,6 +223,11 @@ class ExecPast(Exec):
         "not run or its kernel ended."
     )
     key_id: str | None = Field(description="The key that started it.")
+    agent: str | None = Field(
+        description="The agent whose model called the tool that started it; null for calls of "
+        "clients."
+    )
+    run_id: str | None = Field(description="The run of that agent.")
     output_kept: bool = Field(description="false: only the fact is remembered.")
 
 

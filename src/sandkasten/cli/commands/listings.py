@@ -118,6 +118,8 @@ def _command(one: PastResult) -> dict[str, Any]:
         "language": one.language,
         "context_id": one.context_id,
         "key_id": one.key_id,
+        "agent": one.agent,
+        "run_id": one.run_id,
         "status": one.status,
         "error_name": one.error_name,
         "exit_code": one.exit_code,

@@ -190,6 +190,7 @@ class CodeContexts:
         """Replace the kernel of a context. Its variables are lost, and running code ends."""
         context_language(context)
         await self._ask(sandbox_id, context, {"op": "restart"})
+        await self._acted(sandbox_id, "context.restart", context)
 
     async def interrupt(self, sandbox_id: str, context: str) -> None:
         """Interrupt the code that runs in a context; do nothing if none runs."""
@@ -199,6 +200,7 @@ class CodeContexts:
         try:
             async with asyncio.timeout(_CANCEL_S):
                 await self._write(channel, context, {"op": "cancel"})
+                await self._acted(sandbox_id, "context.interrupt", context)
         except TimeoutError as exc:
             raise KernelFailed(
                 f"the code context did not take the interrupt within {_CANCEL_S:g} s",
@@ -210,6 +212,11 @@ class CodeContexts:
         _, channel = await self._handles.connect(sandbox_id)
         await self._check_runs(channel, context)
         await self._kill(sandbox_id, context)
+        await self._acted(sandbox_id, "context.remove", context)
+
+    async def _acted(self, sandbox_id: str, action: str, context: str) -> None:
+        handle = await self._handles.get(sandbox_id)
+        self._handles.trail.acted(handle.record, action, context)
 
     # ---- the program of a context
 

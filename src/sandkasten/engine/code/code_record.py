@@ -21,7 +21,7 @@ from sandkasten.errors import (
 from sandkasten.model.commands.code_values import CodeDisplay, CodeText
 from sandkasten.model.ids import new_cell_id
 from sandkasten.model.journal_rows import CODE_BYTES, ExecRow, shortened
-from sandkasten.ports.spans import caller_key
+from sandkasten.ports.spans import caller_agent, caller_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ class CodeRecord:
         self._clock = history.clock
         self._recording: OutputRecording | None = None
         self._result: CodeResult | None = None
-        code = shortened(request.code, CODE_BYTES)
+        code, agent = shortened(request.code, CODE_BYTES), caller_agent.get()
         self._code = request.code
         self._begun = False
         self._bytes = {"stdout": 0, "stderr": 0}
@@ -83,7 +83,10 @@ class CodeRecord:
             command_bytes=code.size_bytes,
             command_sha256=code.sha256,
             key_id=caller_key.get(),
+            agent=None if agent is None else agent.name,
+            run_id=None if agent is None else agent.run_id,
         )
+        self._env = tuple(request.env)
 
     def __enter__(self) -> CodeRecord:
         return self
@@ -96,7 +99,7 @@ class CodeRecord:
         if error is None:
             return
         if not self._begun:
-            self._trail.code_asked(self._row)
+            self._trail.code_asked(self._row, self._env)
         if self._result is not None:
             # The caller left after the code had ended.
             self._end_with(self._result)
@@ -114,7 +117,7 @@ class CodeRecord:
             self._begun = True
             # The context may have been started for it.
             self._row = replace(self._row, started_at=self._clock.now())
-            self._trail.code_asked(self._row)
+            self._trail.code_asked(self._row, self._env)
             self._recording = self._trail.recording(self._handle.record, self._row.id, self._code)
         await self._history.code_begins(self._row)
 

@@ -38,7 +38,7 @@ from sandkasten.errors import (
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.commands.kept_output import KeptOutput
 from sandkasten.model.journal_rows import COMMAND_BYTES, ExecRow, shortened
-from sandkasten.ports.spans import caller_key
+from sandkasten.ports.spans import caller_agent, caller_key
 from sandkasten.wire.messages import ExecReply, decode_exec
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class ExecHistory:
         """Record a command as running; return None if nothing is recorded."""
         if self._journal is None:
             return None
+        agent = caller_agent.get()
         command = shortened(line if isinstance(line, str) else shlex.join(line), COMMAND_BYTES)
         row = kernel_row(
             ExecRow(
@@ -144,6 +145,8 @@ class ExecHistory:
                 command_bytes=command.size_bytes,
                 command_sha256=command.sha256,
                 key_id=caller_key.get(),
+                agent=None if agent is None else agent.name,
+                run_id=None if agent is None else agent.run_id,
             )
         )
         self._journal.note_exec(row)
@@ -191,7 +194,7 @@ class ExecHistory:
         """
         self.ended(row, result)
         if not recorded:
-            self.trail.exec_ended(row.tenant, row.session_id, result)
+            self.trail.exec_ended(row.tenant, row.session_id, result, row=row)
         emit_finished(self._events, row.session_id, result)
 
     def follow(self, row: ExecRow) -> None:
@@ -219,7 +222,8 @@ class ExecHistory:
         by_id = {reply.exec_id: reply for reply in replies}
         for reply in await self.trail.unrecorded(replies) if restarted else ():
             result = result_of(reply, KeptOutput(0, 0))
-            self.trail.exec_ended(record.tenant, record.id, result, recovered=True)
+            row = noted.get(reply.exec_id)
+            self.trail.exec_ended(record.tenant, record.id, result, row=row, recovered=True)
         for row in rows if restarted else ():
             if row.kind == "cell" and row.status == "running":
                 self._code_lost(row)
@@ -307,7 +311,7 @@ class ExecHistory:
             self._runs_no_more(row)
             if self._journal is not None:
                 self._journal.note_exec(replace(row, status="lost"))
-            self.trail.exec_failed(row.tenant, row.session_id, row.id, "lost")
+            self.trail.exec_failed(row.tenant, row.session_id, row.id, "lost", row)
             replies = []
         if len(followed.rows) > 1:
             replies += listed(await channel.call("exec.list", timeout_s=_CALL_TIMEOUT_S))

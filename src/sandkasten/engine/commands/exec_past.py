@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MOST_LISTED: Final = 1000
 """Maximum number of entries of a session that are read at once."""
 _STATUSES: Final = frozenset(get_args(ExecStatus))
+_LIFE: Final = frozenset({"exec.start", "exec.end", "code.start", "code.end"})
 _RESULT: Final = tuple(one.name for one in fields(ExecResult))
 
 
@@ -92,6 +93,8 @@ def past_of(row: ExecRow) -> ExecPast:
         context_id=row.context_id,
         error_name=row.error_name,
         key_id=row.key_id,
+        agent=row.agent,
+        run_id=row.run_id,
         output_kept=False,
     )
 
@@ -110,6 +113,8 @@ def merged(results: Iterable[ExecResult], rows: Iterable[ExecRow]) -> list[ExecP
             command_bytes=row.command_bytes,
             command_sha256=row.command_sha256,
             key_id=row.key_id,
+            agent=row.agent,
+            run_id=row.run_id,
             network=known.network or row.network,
             why=known.why or _why(row),
             oom_killed=known.oom_killed or row.why == "OOM",
@@ -135,6 +140,9 @@ async def audited(log: AuditLog, record: Record, most: int) -> list[ExecRow]:
     )
     rows: dict[str, ExecRow] = {}
     for one in await log.read(wanted):
+        if one.action not in _LIFE:
+            # What a caller did to a command is not another one.
+            continue
         rows[one.target] = _audited(one, rows.get(one.target))
     # The outcome of what could not be run is the code of an error.
     return [one for one in rows.values() if one.status in _STATUSES][-most:]
@@ -143,20 +151,23 @@ async def audited(log: AuditLog, record: Record, most: int) -> list[ExecRow]:
 def _audited(record: AuditRow, known: ExecRow | None) -> ExecRow:
     detail, spent = record.detail, record.usage
     ended = record.action.endswith(".end")
+    text = "code" if is_cell_id(record.target) else "command"
     duration_ms = spent.get("duration_ms", 0)
     row = known or ExecRow(
         id=record.target,
         session_id=record.session_id or "",
         tenant=record.tenant,
-        command=detail.get("code") or detail.get("command") or "",
+        command=detail.get(text) or "",
         status="running",
         started_at=record.at - (duration_ms / 1000 if ended else 0.0),
         kind="cell" if is_cell_id(record.target) else "command",
         language=detail.get("language"),
         context_id=detail.get("context"),
-        command_bytes=int(detail["code_bytes"]) if "code_bytes" in detail else None,
-        command_sha256=detail.get("code_sha256"),
+        command_bytes=_whole(detail.get(f"{text}_bytes")),
+        command_sha256=detail.get(f"{text}_sha256"),
         key_id=record.key_id,
+        agent=detail.get("agent"),
+        run_id=detail.get("run_id"),
         shell=detail.get("shell"),
     )
     if ended:

@@ -11,6 +11,7 @@ import shlex
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.audit_trail import RecordedCommand
 from sandkasten.engine.commands.exec_endings import emit_finished
 from sandkasten.engine.commands.exec_results import (
     SOURCES,
@@ -65,13 +66,19 @@ class ExecToEnd:
         self._tracing = tracing
 
     async def run(
-        self, record: Record, request: ExecRequest, exchange: Exchange, show: ChunkReader | None
+        self,
+        record: Record,
+        request: ExecRequest,
+        exchange: Exchange,
+        show: ChunkReader | None,
+        code: bytes | None = None,
     ) -> ExecResult:
         """Run it to its end; `show` receives the output then. Raise what `exchange` raises."""
         with self._tracing.begin("sandbox.exec") as span:
             exec_id = new_exec_id()
             command = self._command(record, request, span, exec_id)
-            with self._trail.starting(record, exec_id, request.command):
+            recorded = RecordedCommand(request.command, env=request.env or (), code=code)
+            with self._trail.starting(record, exec_id, recorded):
                 row = self._history.began(record, exec_id, request.command, None)
                 try:
                     reply, chunks = await exchange(exec_id, command)

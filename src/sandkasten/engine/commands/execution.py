@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from sandkasten.engine.audit_trail import RecordedCommand
 from sandkasten.engine.commands.exec_endings import emit_finished, explain_end, with_network
 from sandkasten.engine.commands.exec_follower import ExecFollower, check_same_command
 from sandkasten.engine.commands.exec_results import (
@@ -102,14 +103,16 @@ class Execution:
         *,
         held: str | None = None,
         line: str | None = None,
+        code: bytes | None = None,
     ) -> ExecResult:
         """Run it to its end, in the program `held` if the sandbox has that; `show` receives the
-        output as it comes. `line`: what is recorded of a program of ours.
+        output as it comes. `line`: what is recorded of a program of ours; `code`: what is recorded
+        beside the command line, which only names it.
         """
         with self._tracing.begin("sandbox.exec") as span:
             following = await self._follow(sandbox_id, request, span, held)
-            shown = line or request.command
-            with _RecordedExec(self.history, self._trail, following, shown) as noted:
+            recorded = _recorded(following, line or request.command, request, code)
+            with _RecordedExec(self.history, self._trail, following, recorded) as noted:
                 async with aclosing(following.chunks()) as chunks:
                     async for chunk in chunks:
                         noted.saw(chunk)
@@ -137,7 +140,8 @@ class Execution:
     ) -> AsyncIterator[Chunk | ExecResult]:
         with self._tracing.begin("sandbox.exec") as span:
             following = await self._follow(sandbox_id, request, span)
-            with _RecordedExec(self.history, self._trail, following, request.command) as noted:
+            recorded = _recorded(following, request.command, request)
+            with _RecordedExec(self.history, self._trail, following, recorded) as noted:
                 async with aclosing(following.chunks()) as chunks:
                     async for chunk in chunks:
                         noted.saw(chunk)
@@ -180,7 +184,8 @@ class Execution:
         shown = kernel_line(exec_id) or line or request.command
         keyed = command.key is not None
         starting = self._trail.starting_keyed if keyed else self._trail.starting
-        with starting(handle.record, exec_id, shown, shell):
+        recorded = RecordedCommand(shown, shell, env=request.env or ())
+        with starting(handle.record, exec_id, recorded):
             try:
                 answer = await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S)
             except CommandNotFound as exc:
@@ -193,7 +198,7 @@ class Execution:
         # Else it was found by its key, and the request that started it recorded it.
         ours = reply.exec_id == exec_id
         if keyed and ours:
-            self._trail.exec_asked(handle.record, exec_id, shown, shell)
+            self._trail.exec_asked(handle.record, exec_id, recorded)
         recording = None
         if ours and kernel_line(exec_id) is None:
             recording = self._trail.recording(handle.record, exec_id, shown)
@@ -268,6 +273,8 @@ class Execution:
             "signal": whole("signal", signal, low=1, high=64),
         }
         await self._call(sandbox_id, "exec.signal", fields)
+        handle = await self._handles.get(sandbox_id)
+        self._trail.acted(handle.record, "exec.signal", exec_id, signal=str(signal))
 
     async def stdin(
         self, sandbox_id: str, exec_id: str, data: bytes, *, close: bool = False
@@ -278,7 +285,10 @@ class Execution:
                 "a code context does not accept input",
                 hint="run code in it: box.run_code, POST …/code",
             )
-        _, channel = await self._handles.connect(sandbox_id)
+        handle, channel = await self._handles.connect(sandbox_id)
+        if data:
+            # A terminal into which something was typed counts as activity, however it was typed.
+            handle.untyped.discard(exec_id)
         # No deadline here: a program reads its stdin when it wants to, and has its own deadline.
         await channel.call("exec.stdin", fields, data=data)
 
@@ -293,6 +303,7 @@ class Execution:
             ) from exc
         handle, _ = await self._handles.connect(sandbox_id)
         handle.cwd = None
+        self._trail.acted(handle.record, "shell.close", name)
 
     async def list(self, sandbox_id: str) -> tuple[ExecResult, ...]:
         """Return the newest 256 commands, without their output."""
@@ -380,6 +391,16 @@ class Execution:
         return await with_network(following.handle, reply, result, self.reachable)
 
 
+def _recorded(
+    following: ExecFollower,
+    line: tuple[str, ...] | str,
+    request: ExecRequest,
+    code: bytes | None = None,
+) -> RecordedCommand:
+    shell = following.command.shell if following.command.argv is None else None
+    return RecordedCommand(line, shell, env=request.env or (), code=code)
+
+
 class _RecordedExec:
     """A command that a caller waits for. If the caller leaves early, the history follows the
     rest.
@@ -390,12 +411,12 @@ class _RecordedExec:
         history: ExecHistory,
         trail: AuditTrail,
         following: ExecFollower,
-        line: tuple[str, ...] | str,
+        command: RecordedCommand,
     ) -> None:
         self._history = history
         self._trail = trail
         self._following = following
-        self._line = line
+        self._command = command
         self._row: ExecRow | None = None
         self._ended = False
         self._known = False
@@ -410,7 +431,7 @@ class _RecordedExec:
         if following.command.key is None:
             self._asked()
         self._recording = self._trail.recording(
-            following.handle.record, following.exec_id, self._line
+            following.handle.record, following.exec_id, self._command.line
         )
         return self
 
@@ -418,10 +439,8 @@ class _RecordedExec:
         """Record it in the audit log, once, unless it is the command of an earlier request."""
         if not self._known:
             self._known = True
-            following = self._following
-            shell = following.command.shell if following.command.argv is None else None
-            record = following.handle.record
-            self._trail.exec_asked(record, following.exec_id, self._line, shell)
+            record = self._following.handle.record
+            self._trail.exec_asked(record, self._following.exec_id, self._command)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
@@ -466,7 +485,7 @@ class _RecordedExec:
             self._recording.close()
         record, command = self._following.handle.record, self._following.command
         shell = command.shell if command.argv is None else None
-        self._row = self._history.began(record, exec_id, self._line, shell)
+        self._row = self._history.began(record, exec_id, self._command.line, shell)
 
 
 def _exec_id(request: ExecRequest) -> str:

@@ -17,6 +17,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from sandkasten.engine.activity import activity
+from sandkasten.engine.audit_trail import RecordedCommand
 from sandkasten.engine.commands.exec_endings import explain_end
 from sandkasten.engine.commands.exec_results import ending_of, result_of
 from sandkasten.engine.commands.execution import CALL_TIMEOUT_S
@@ -142,7 +143,8 @@ async def open_terminal(
     exec_id = str(fields["exec_id"])
     line = command or (channel.hello.shell or "sh",)
     async with handles.explaining(handle), channel.stream("exec.start", fields) as call:
-        with handles.trail.starting(handle.record, exec_id, line, terminal=True):
+        recorded = RecordedCommand(line, terminal=True, env=env or ())
+        with handles.trail.starting(handle.record, exec_id, recorded):
             try:
                 await _started(call)
             except CommandNotFound as exc:
@@ -310,9 +312,8 @@ class TerminalSessions:
         fields = terminal_fields(sandbox_id, channel, command, pty, env, cwd)
         fields |= {"follow": False, "stdout_cap": KEPT_BYTES}
         line = command or (channel.hello.shell or "sh",)
-        with self._handles.trail.starting(
-            handle.record, str(fields["exec_id"]), line, terminal=True
-        ):
+        recorded = RecordedCommand(line, terminal=True, env=env or ())
+        with self._handles.trail.starting(handle.record, str(fields["exec_id"]), recorded):
             try:
                 answer = await channel.call("exec.start", fields, timeout_s=CALL_TIMEOUT_S)
             except CommandNotFound as exc:
@@ -376,8 +377,6 @@ class TerminalSessions:
     async def send(self, sandbox_id: str, exec_id: str, data: bytes) -> None:
         """Type into a terminal, which is an activity."""
         with activity(True):
-            handle = await self._handles.get(sandbox_id)
-            handle.untyped.discard(exec_id)
             await self._execution.stdin(sandbox_id, exec_id, data)
 
     async def resize(self, sandbox_id: str, exec_id: str, rows: int, cols: int) -> None:

@@ -105,6 +105,7 @@ class _Job:
     """Paths of files that come from the store, with their keys."""
     globs: tuple[Glob, ...]
     exec: ExecRequest
+    code: bytes
 
 
 class OneShot:
@@ -297,7 +298,9 @@ class OneShot:
     ) -> RunResult:
         try:
             if once is not None:
-                result = await once.execute(job.exec, job.files, show, listed=bool(job.globs))
+                result = await once.execute(
+                    job.exec, job.files, show, listed=bool(job.globs), code=job.code
+                )
             else:
                 result = await self._write_and_run(record, job, plan, show)
         except CommandNotFound as exc:
@@ -335,7 +338,9 @@ class OneShot:
         else:
             await self._write(sandbox_id, job)
         held = job.runtime.held if record.acquired == "pool" else None
-        running = asyncio.ensure_future(self._execution.run(sandbox_id, job.exec, show, held=held))
+        running = asyncio.ensure_future(
+            self._execution.run(sandbox_id, job.exec, show, held=held, code=job.code)
+        )
         try:
             # One pass of the loop sends the file and then the command: the runner finishes a write
             # before it handles what follows, and without its file no code can run.
@@ -457,6 +462,7 @@ def _checked(request: RunRequest) -> _Job:
         keys=keys,
         globs=compile_globs(request.artifacts),
         exec=ExecRequest(command, stdin=request.stdin, timeout_seconds=timeout_s),
+        code=code,
     )
 
 

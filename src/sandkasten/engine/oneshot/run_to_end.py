@@ -79,6 +79,7 @@ class RunToEnd:
         show: ChunkReader | None,
         *,
         listed: bool,
+        code: bytes | None = None,
     ) -> ExecResult:
         """Write the files, run the command to its end, and list the workspace if asked to."""
 
@@ -87,7 +88,7 @@ class RunToEnd:
         ) -> tuple[ExecReply, Sequence[OutputChunk]]:
             return await self._exchange(exec_id, command, files, listed=listed)
 
-        return await self._commands.run(self._record, request, exchange, show)
+        return await self._commands.run(self._record, request, exchange, show, code)
 
     async def _exchange(
         self, exec_id: str, command: Command, files: Mapping[str, bytes], *, listed: bool

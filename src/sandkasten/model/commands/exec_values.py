@@ -207,5 +207,9 @@ class ExecPast(ExecResult):
     """
     key_id: str | None = None
     """The key that started it; None if there was none, or it is not known."""
+    agent: str | None = None
+    """The agent whose model called the tool that started it; None for calls of clients."""
+    run_id: str | None = None
+    """The run of that agent."""
     output_kept: bool = True
     """False if only the fact is remembered."""
