@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, hold_python, prelude
+from sandkasten.engine.oneshot.held_interpreters import hold_python, prelude
 from sandkasten.errors import ExecNotFound
+from sandkasten.model.language_runtimes import HELD_PYTHON
 from sandkasten.wire.call import OutputChunk
 from sandkasten_contract.box import Box, Ran, eventually
 from tests.conformance.python_programs import PROGRAMS, Program

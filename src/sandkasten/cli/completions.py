@@ -15,6 +15,7 @@ import typer
 
 from sandkasten.errors import SandkastenError
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.language_runtimes import IMAGE_ALIASES, RUNTIMES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 BACKENDS: Final = (
     "local", "oci", "gvisor", "docker", "kubernetes", "dagger", "fly", "e2b", "modal",
 )  # fmt: skip
-ALIASES: Final = ("base", "bash", "host", "linux", "node", "python", "shell")
-_RUNTIMES: Final = ("python", "node", "bash", "sh")
 _LANGUAGES: Final = ("python", "bash", "javascript", "typescript", "r")
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _NETWORKS: Final = ("none", "full")
@@ -143,7 +142,7 @@ async def _sandbox_paths(state: State, ctx: typer.Context) -> Iterable[str]:
 
 async def _images(state: State, ctx: typer.Context) -> Iterable[str]:
     """Return the images of the store, without the default tag, and the usual aliases."""
-    return {*await _stored_images(state, ctx), *ALIASES}
+    return {*await _stored_images(state, ctx), *IMAGE_ALIASES}
 
 
 async def _stored_images(state: State, ctx: typer.Context) -> Iterable[str]:
@@ -288,7 +287,7 @@ TABLE: Final[Mapping[str, Words]] = {
     "--network": _choice(*_NETWORKS),
     "--network-limit": _computed(_network_limits),
     "--profile": _computed(_profiles),
-    "--runtime": _choice(*_RUNTIMES),
+    "--runtime": _choice(*RUNTIMES),
     "--scope": _computed(_scopes),
     "--secret": _secrets,
     "--signal": _computed(_signals),

@@ -58,7 +58,6 @@ _BODY = {
     "workspace": "workspace_id",
     "backend": "backend",
 }
-_RUNTIMES = {".js": "node", ".mjs": "node", ".cjs": "node", ".sh": "bash", ".bash": "bash"}
 
 
 def answer(line: Sequence[str]) -> int | None:
@@ -176,8 +175,10 @@ def _body(parsed: Parsed) -> bytes | None:
     if code is None:
         if not args or args[0] == "-":
             return None
+        from sandkasten.model.language_runtimes import RUNTIME_OF_SUFFIX
+
         name = args.pop(0)
-        runtime = runtime or _RUNTIMES.get(os.path.splitext(name)[1])
+        runtime = runtime or RUNTIME_OF_SUFFIX.get(os.path.splitext(name)[1])
         try:
             with open(name, "rb") as file:
                 code = file.read().decode()

@@ -17,6 +17,7 @@ from sandkasten.agents.definitions.definition_fields import DefinitionFields
 from sandkasten.errors import InvalidAgent, InvalidImage, InvalidRequest
 from sandkasten.model.durations import seconds
 from sandkasten.model.images.image_name import checked_name
+from sandkasten.model.language_runtimes import IMAGE_ALIASES
 from sandkasten.model.runs.session_key import SessionKey
 from sandkasten.model.sandbox.gpus import parse_gpus
 from sandkasten.model.sandbox.limits import Limits
@@ -80,7 +81,6 @@ OPTION_FIELDS: Final = (
     "idle_timeout_seconds",
 )
 """The options of `SandboxOptions` that a file can set and a listing of agents shows."""
-RUNTIMES: Final = ("python", "node", "bash", "shell", "linux", "base", "host")
 SESSION_FIELDS: Final[Mapping[str, Sharing]] = MappingProxyType(
     {"name": "opens", "retain": "longest"}
 )
@@ -183,10 +183,10 @@ def _image(value: str, path: str) -> str:
 
 def _nearly(path: str, runtime: str | None) -> tuple[str, ...]:
     """Return a warning for a name that is a runtime except for one or two letters."""
-    if runtime is None or runtime in RUNTIMES:
+    if runtime is None or runtime in IMAGE_ALIASES:
         return ()
     # A longer difference is not a typo: `python-data` is a valid image name.
-    near = difflib.get_close_matches(runtime, RUNTIMES, n=1, cutoff=0.8)
+    near = difflib.get_close_matches(runtime, IMAGE_ALIASES, n=1, cutoff=0.8)
     if not near:
         return ()
     what = f"{path} is interpreted as an image name: {shown(runtime)}"

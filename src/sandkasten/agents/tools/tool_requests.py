@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.errors import InvalidRequest
 from sandkasten.model.durations import seconds
+from sandkasten.model.language_runtimes import RUNTIME_NAMES, image_alias
 from sandkasten.model.sandbox.policy import limit_field, parse_limits, public_limits
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.session_joins import LIMIT_SCOPES, JoinTerms
@@ -28,9 +29,6 @@ RUN_LABEL: Final = "sandkasten.run"
 AGENT_LABEL: Final = "sandkasten.agent"
 RETAIN_LABEL: Final = "sandkasten.retain"
 """For how many seconds a session is kept after its run."""
-_PROGRAMS: Final = ("python", "node", "bash", "sh", "linux", "shell", "python3", "javascript")
-# Runtimes that are not an alias of an image themselves.
-_ALIASES: Final = {"sh": "base", "python3": "python", "javascript": "node"}
 # Images without bash.
 _SMALL: Final = ("alpine", "busybox")
 _MOST_LABEL: Final = 256
@@ -39,14 +37,14 @@ _MOST_LABEL: Final = 256
 def session_image(sandbox: AgentSandbox) -> str | None:
     """Return the image of a new session; None: the default of a request without an image."""
     name = sandbox.options.image or sandbox.runtime
-    return None if name is None else _ALIASES.get(name, name)
+    return None if name is None else image_alias(name)
 
 
 def runtime_for(sandbox: AgentSandbox) -> str:
     """Return the program that runs the code of a one-shot; for an image, guess from its name."""
     if sandbox.runtime is None:
         return "python"
-    if sandbox.runtime in _PROGRAMS:
+    if sandbox.runtime in RUNTIME_NAMES:
         return sandbox.runtime
     name = sandbox.runtime.rpartition("/")[2].partition("@")[0].partition(":")[0].lower()
     for program in ("python", "node"):
@@ -59,7 +57,7 @@ def compute_image(sandbox: AgentSandbox) -> str | None:
     """Return the image of a one-shot; None: the operator's image for the runtime."""
     if sandbox.options.image is not None:
         return sandbox.options.image
-    return None if sandbox.runtime in (None, *_PROGRAMS) else sandbox.runtime
+    return None if sandbox.runtime in (None, *RUNTIME_NAMES) else sandbox.runtime
 
 
 def timeout_for(sandbox: AgentSandbox) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.language_runtimes import RUNTIME_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,7 +144,7 @@ RUN: Final = _tool(
         "runtime": {
             "type": "string",
             "description": "What runs the code. Default: as in the agent's file, or python.",
-            "enum": ["python", "node", "bash", "sh", "linux", "shell", "python3", "javascript"],
+            "enum": list(RUNTIME_NAMES),
         },
         "code": _string("The complete source code.", most=CODE_BYTES, least=0),
         "args": _strings("Arguments of the program.", 1000),

@@ -30,7 +30,7 @@ from sandkasten.api.response.json_response import answer
 from sandkasten.api.response.sse import begun, event, large_event
 from sandkasten.api.route import EVENTS, JSON, Answer, Body, Route
 from sandkasten.api.routes.exec_schemas import ExecNetworkAnswer, WhyAnswer
-from sandkasten.engine.oneshot.oneshot import MAX_FILES, RUNTIME_NAMES
+from sandkasten.engine.oneshot.oneshot import MAX_FILES
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -48,6 +48,7 @@ from sandkasten.errors import (
 from sandkasten.model.field_patterns import GLOB, WORKSPACE_MEMBER, shown_form
 from sandkasten.model.files.globs import MAX_GLOB, MAX_GLOBS
 from sandkasten.model.json_codec import to_json
+from sandkasten.model.language_runtimes import RUNTIME_NAMES
 from sandkasten.model.request_spellings import (
     input_of,
     run_files,

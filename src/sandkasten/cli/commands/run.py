@@ -15,6 +15,7 @@ from sandkasten.cli.state import State, go
 from sandkasten.errors import FileTrouble
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.globs import compile_globs
+from sandkasten.model.language_runtimes import RUNTIME_OF_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,16 +23,6 @@ if TYPE_CHECKING:
     from sandkasten.client.results import RunResult
     from sandkasten.model.commands.exec_values import Chunk
     from sandkasten.model.sandbox.oneshot_values import Artifact, StoredKey
-
-_BY_SUFFIX: Final[Mapping[str, str]] = {
-    ".py": "python",
-    ".js": "node",
-    ".mjs": "node",
-    ".cjs": "node",
-    ".sh": "bash",
-    ".bash": "bash",
-}
-
 
 STORED: Final = "store:"
 """The prefix of a key of the file store, in place of a local path."""
@@ -123,7 +114,7 @@ def program_of(job: Job) -> Program:
     args = _arguments(name, job)
     if name == "-":
         return Program(sys.stdin.buffer.read(), args, job.runtime or "python")
-    runtime = job.runtime or _BY_SUFFIX.get(Path(name).suffix, "python")
+    runtime = job.runtime or RUNTIME_OF_SUFFIX.get(Path(name).suffix, "python")
     return Program(_bytes_of(Path(name)), args, runtime)
 
 

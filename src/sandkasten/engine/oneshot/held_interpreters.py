@@ -15,6 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import SandkastenError
+from sandkasten.model.language_runtimes import HELD_PYTHON, RUNTIMES, runtime_named
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, base_environment
 from sandkasten.wire.call import OutputChunk
 from sandkasten.wire.frame_codec import HELD_EXEC
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
     from sandkasten.ports import EventSink
     from sandkasten.wire.channel import Channel
 
-HELD_PYTHON: Final = "held_python"
-# -B: a byte-code cache is useless to code that runs once.
-PYTHON: Final = ("python3", "-B")
-PYTHON_MAIN: Final = "main.py"
-_RUNTIMES: Final = ("python", "python3")
+_PYTHON: Final = RUNTIMES["python"]
 # Modules are imported meanwhile, on a machine that may be busy.
 _READY_S: Final = 10.0
 _READY: Final = b"\6"
@@ -51,7 +48,8 @@ class HeldInterpreters:
 
     def serves(self, plan: SandboxPlan) -> bool:
         """Return whether an interpreter is started for such a request."""
-        return plan.runtime in _RUNTIMES
+        runtime = None if plan.runtime is None else runtime_named(plan.runtime)
+        return runtime is not None and runtime.held is not None
 
     async def prepare(self, record: Record, plan: SandboxPlan) -> None:
         """Start a Python interpreter and wait until it is ready; without python3 do nothing."""
@@ -67,7 +65,7 @@ class HeldInterpreters:
             async with asyncio.timeout(_READY_S):
                 reason = await hold_python(
                     channel,
-                    f"{WORKSPACE}/{PYTHON_MAIN}",
+                    f"{WORKSPACE}/{_PYTHON.main}",
                     self._program(),
                     base_environment(plan.spec).get("PYTHONPATH"),
                 )
@@ -119,7 +117,7 @@ async def hold_python(channel: Channel, main: str, program: bytes, python_path: 
     path = f"{directory}:{python_path}" if python_path else directory
     fields: dict[str, object] = {
         "exec_id": HELD_PYTHON,
-        "argv": [*PYTHON, main],
+        "argv": [*_PYTHON.program, main],
         "env": {"PYTHONPATH": to_bytes_json(path)},
         "hold": True,
     }

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from sandkasten.engine.commands.exec_spans import output_attributes, trace_result
 from sandkasten.engine.oneshot.artifacts import collect_artifacts
-from sandkasten.engine.oneshot.held_interpreters import HELD_PYTHON, PYTHON, PYTHON_MAIN
 from sandkasten.engine.oneshot.run_events import RunEvents
 from sandkasten.engine.oneshot.run_to_end import RunToEnd
 from sandkasten.engine.placement.backend_choice import asked_of
@@ -33,6 +32,7 @@ from sandkasten.model.commands.exec_values import ExecRequest, ExecResult
 from sandkasten.model.environment import text_bytes
 from sandkasten.model.files.globs import Glob, compile_globs
 from sandkasten.model.files.sandbox_paths import workspace_member
+from sandkasten.model.language_runtimes import RUNTIME_NAMES, Runtime, runtime_named
 from sandkasten.model.numbers import number
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
 from sandkasten.model.sandbox.limits import MIB, Limits
@@ -67,29 +67,6 @@ MAX_FILES_BYTES = 256 * MIB
 LEASE_MARGIN_S = 300.0
 # A file up to this size is sent together with its end, so nothing can come between.
 AT_ONCE_BYTES = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    program: tuple[str, ...]
-    main: str
-    image: str
-    """The alias of an image that has this runtime."""
-    remedy: str
-    held: str | None = None
-    """The program that a pooled sandbox may have started for it."""
-
-
-_RUNTIMES: dict[str, Runtime] = {
-    "python": Runtime(
-        PYTHON, PYTHON_MAIN, "python", "install python3 on the host", held=HELD_PYTHON
-    ),
-    "node": Runtime(("node",), "main.js", "node", "install nodejs on the host"),
-    "bash": Runtime(("bash",), "main.sh", "bash", "install bash on the host, or use runtime sh"),
-    "sh": Runtime(("sh",), "main.sh", "base", "use an image that has a shell"),
-}
-_ALIASES = {"linux": "bash", "shell": "bash", "python3": "python", "javascript": "node"}
-RUNTIME_NAMES: tuple[str, ...] = (*_RUNTIMES, *_ALIASES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +384,7 @@ def _create_request(request: RunRequest, job: _Job) -> CreateRequest:
 
 
 def _runtime(name: str) -> Runtime:
-    runtime = _RUNTIMES.get(_ALIASES.get(name, name))
+    runtime = runtime_named(name)
     if runtime is None:
         raise InvalidRequest(
             f"there is no runtime named {shown(str(name))}",
