@@ -299,6 +299,18 @@ def test_a_dry_run_allows_and_reports(boxed, web):
     ]
 
 
+def test_a_403_says_what_the_result_of_the_command_says(boxed, web):
+    box = boxed(network={"allow": ["inner.test", "10.0.0.1"], "deny": ["denied.test"]})
+    for host in ("other.test", "denied.test", "10.0.0.1"):
+        done = box.exec(["curl", "-sS", "-m", "10", f"http://{host}:{web}/"])
+        # The one before it may have been refused in the same millisecond.
+        [refusal] = [one for one in done.refused if one.host == host]
+        reason = refusal.text.partition(": ")[2]
+        told, hint = done.output.splitlines()
+        assert told == f"This sandbox may not reach {host}:{web} ({reason})."
+        assert refusal.hint in hint[0].lower() + hint[1:]
+
+
 def test_a_one_shot_names_what_was_refused_and_the_rules_of_a_dry_run(boxed, data, web):
     code = f"curl -sS -m 10 http://good.test:{web}/ http://far.test:{web}/"
     options: dict[str, Any] = {"runtime": "bash", "data_dir": str(data)}

@@ -15,6 +15,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+/// The rule in the record of an address that only the operator opens.
+const NOT_PUBLIC: &str = "address that is not public";
 const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a client may take to send its first bytes completely, if they must be checked.
 pub(super) const HELLO_PATIENCE: Duration = Duration::from_secs(3);
@@ -171,7 +173,7 @@ impl Egress {
             .copied()
             .filter(|address| self.config.may_dial(*address))
             .collect();
-        let mut rule = "address that is not public".to_owned();
+        let mut rule = NOT_PUBLIC.to_owned();
         // A name may resolve to an address that a rule denies.
         let rules = &self.config.rules;
         let mut denied = None;
@@ -392,7 +394,8 @@ fn first_bytes(connection: &Connection, buffer: &mut [u8]) -> Passage {
     }
 }
 
-/// Return the answer to a refused request: a 403 with the reason and a hint as text.
+/// Return the answer to a refused request: a 403 with the reason and a hint as text. A test compares
+/// them with those of `model/sandbox/network_refusals.py`.
 fn forbidden(connection: &Connection) -> String {
     let host = match &connection.name {
         Some(name) => name.clone(),
@@ -403,15 +406,23 @@ fn forbidden(connection: &Connection) -> String {
          (max_network_bytes_per_day)."
     } else if connection.verdict.rule.starts_with("limit:") {
         "The creator of the sandbox can raise the limit (network.limits), up to that of the operator."
+    } else if connection.verdict.rule.starts_with("deny ") {
+        "A deny rule refuses it; the creator of the sandbox can remove it (network.deny)."
+    } else if connection.verdict.rule == NOT_PUBLIC {
+        "Only the operator opens addresses that are not public (network.reachable)."
     } else {
-        "The creator of the sandbox can allow it (network.allow); only the operator can open addresses \
+        "The creator of the sandbox can allow it (network.allow); only the operator opens addresses \
          that are not public (network.reachable)."
+    };
+    let reason = match connection.verdict.rule.as_str() {
+        "default" => "no rule allows it",
+        rule => rule,
     };
     let body = format!(
         "This sandbox may not reach {}:{} ({}).\n{}\n",
         host,
         connection.wanted.port(),
-        connection.verdict.rule,
+        reason,
         hint
     );
     format!(
