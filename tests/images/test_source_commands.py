@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sandkasten
+from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.cli.main import main
 from sandkasten.daemon.settings import resolver
 from sandkasten.errors import (
@@ -24,6 +25,7 @@ from sandkasten.images.image_sources import Sources
 from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.images.registry.registry_credentials import Access
 from sandkasten.images.registry.registry_http import Patience
+from sandkasten.model.sandbox.readiness import Readiness
 from tests.cli.terminal import Person
 from tests.images import registries
 from tests.images.registries import PASSWORD, USER, Running
@@ -295,6 +297,26 @@ def test_a_build_requires_a_source(capfd):
     assert status == 125
     assert "x is not a directory" in err
     assert "--debian" in err
+    assert "did you mean" not in err
+    _, _, err = cli(capfd, "image", "build", "datascienc")
+    assert "hint: did you mean sandkasten image build datascience?" in err
+
+
+def test_commands_of_a_build_that_cannot_run_here_are_refused_before_the_bootstrap(
+    capfd, monkeypatch
+):
+    async def probe(self) -> Readiness:
+        return Readiness(True, lacks=("dev_profile",))
+
+    monkeypatch.setattr(LocalBackend, "probe", probe)
+    # The bootstrap would be the first to complain.
+    monkeypatch.setenv("PATH", "/nowhere")
+    status, _, err = cli(capfd, "image", "build", "base")
+    assert status == 125
+    assert "not available to an ordinary user here" in err
+    # The innocent twin has no commands.
+    _, _, err = cli(capfd, "image", "build", "datascience")
+    assert "mmdebstrap, which bootstraps Debian, is not installed" in err
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from sandkasten.errors import (
 from sandkasten.images.registry.image_reference import DOCKER_HUB, parse_reference
 from sandkasten.model.images.known_images import KNOWN_IMAGES
 from sandkasten.model.images.pull_rules import PullLimits
+from sandkasten.model.spelling import nearest
 
 if TYPE_CHECKING:
     import threading
@@ -227,11 +228,13 @@ def _on_line(line: int) -> Iterator[None]:
 def _read_dockerfile(file: Path, context: Path) -> tuple[bytes, bytes]:
     """Return the Dockerfile and what it ignores: `<file>.dockerignore`, else `.dockerignore`."""
     if not context.is_dir():
+        near = nearest(context.name, KNOWN_IMAGES)
+        mistyped = "" if near is None else f"did you mean sandkasten image build {near}? Or "
         raise InvalidRequest(
             f"{context} is not a directory",
-            hint="name the directory of a Dockerfile (image build -t NAME DIRECTORY), or build "
-            "from a recipe (-f FILE.yaml) or from Debian packages (--debian SUITE), or one of "
-            f"{', '.join(KNOWN_IMAGES)} by its name alone",
+            hint=f"{mistyped}name the directory of a Dockerfile (image build -t NAME DIRECTORY), "
+            "or build from a recipe (-f FILE.yaml) or from Debian packages (--debian SUITE), or "
+            f"one of {', '.join(KNOWN_IMAGES)} by its name alone",
         )
     data = _read_regular(file)
     if data is None:
