@@ -15,6 +15,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.promise("P87")]
 HOSTILE = r"printf 'a\033]52;c;ZXZpbA==\007b\033[6nc\033[31mred\n'; exit 3"
 
 
+def test_a_prefix_names_a_sandbox_in_every_command_that_shows_its_past(tmp_path, cli):
+    with served(tmp_path / "data"):
+        box = json.loads(cli("create", "--json").out)["id"]
+        assert cli("exec", box, "--", "echo", "mine").status == 0
+        for ended in (False, True):
+            if ended:
+                assert cli("rm", box).status == 0
+            for start in (box, box[:12], box[4:12], box.replace("_", "-")):
+                for shown in (
+                    cli("replay", start, "--no-wait"),
+                    cli("audit", "show", "--session", start),
+                ):
+                    assert (shown.status, "echo mine" in shown.out) == (0, True), shown.err
+                cast = cli("replay", start, "--cast", "exe_0000000000000000")
+                assert "no sandbox has the id" not in cast.err
+        for command in (("replay", "sbx_fff"), ("audit", "show", "--session", "sbx_fff")):
+            assert "no sandbox has the id 'sbx_fff'" in cli(*command).err
+
+
 @pytest.mark.parametrize("recorded", ["true", "false"])
 def test_a_session_is_shown_again_with_output_times_and_statuses(
     tmp_path, cli, recorded, monkeypatch

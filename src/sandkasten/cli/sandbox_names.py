@@ -9,7 +9,7 @@ from sandkasten.errors import InvalidRequest, SessionNotFound
 from sandkasten.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from sandkasten.cli.state import State
 
@@ -47,6 +47,12 @@ async def resolve(state: State, start: str) -> str:
     if _WHOLE.match(start):
         return start
     return (await resolve_all(state, [start]))[0]
+
+
+async def resolve_among(start: str, ids: Callable[[], Awaitable[Iterable[str]]]) -> str:
+    """Resolve a prefix of an id that may be that of an ended sandbox, by the ids of records."""
+    start = _spelled(start)
+    return start if _WHOLE.match(start) else pick(start, await ids())
 
 
 async def resolve_all(state: State, starts: Sequence[str]) -> list[str]:

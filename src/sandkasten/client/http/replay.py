@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 from urllib.parse import quote
 
 from sandkasten.client.http.connection import Connection, HttpRequest, pieces
 from sandkasten.client.http.json_values import record, records
 from sandkasten.client.server.daemon_or_embedded import find_server
 from sandkasten.errors import PayloadTooLarge, SandkastenError, UnsupportedByBackend
+from sandkasten.model.journal_rows import SessionEnd
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -66,9 +67,26 @@ class SessionReplay:
         return None
 
 
+async def ended_sandboxes(place: ServerAddress) -> list[str]:
+    """Return the newest ended sandboxes of the tenant, up to a thousand for each kind of end."""
+    found: list[str] = []
+    async with _daemon(place) as connection:
+        for status in get_args(SessionEnd):
+            order = HttpRequest("GET", "/v1/sessions", query={"status": status}, repeatable=True)
+            rows = records(await connection.ask(order), "sessions")
+            found += [str(one.get("id")) for one in rows]
+    return found
+
+
 @asynccontextmanager
 async def replay_of(place: ServerAddress, sandbox_id: str) -> AsyncIterator[SessionReplay]:
     """Open the records of one session. UnsupportedByBackend without a daemon."""
+    async with _daemon(place) as connection:
+        yield SessionReplay(connection, sandbox_id)
+
+
+@asynccontextmanager
+async def _daemon(place: ServerAddress) -> AsyncIterator[Connection]:
     place = await asyncio.to_thread(find_server, place)
     if place.url is None:
         raise UnsupportedByBackend(
@@ -77,7 +95,7 @@ async def replay_of(place: ServerAddress, sandbox_id: str) -> AsyncIterator[Sess
         )
     connection = Connection(place.url, place.api_key, place.tenant)
     try:
-        yield SessionReplay(connection, sandbox_id)
+        yield connection
     finally:
         await connection.aclose()
 

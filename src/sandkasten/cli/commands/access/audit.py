@@ -16,6 +16,7 @@ import typer
 
 from sandkasten.cli.exit_status import EXIT_NOT_READY, UsageError
 from sandkasten.cli.output import counted, paragraph, put, put_json, put_table, say, tell, visible
+from sandkasten.cli.sandbox_names import resolve_among
 from sandkasten.cli.state import State, go
 from sandkasten.model.audit_records import KINDS, AuditFilter, AuditHead
 
@@ -73,7 +74,8 @@ def _nothing() -> None:
 def _show(
     context: typer.Context,
     session: Annotated[
-        str | None, typer.Option("--session", "-s", metavar="ID", help="Only this sandbox.")
+        str | None,
+        typer.Option("--session", "-s", metavar="ID", help="Only this sandbox, also an ended one."),
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", "-k", metavar="ID", help="Only what used this key.")
@@ -124,7 +126,7 @@ def _show(
         limit=limit,
         newest=since_seq is None,
     )
-    go(_follow(state, wanted) if follow else _list(state, wanted))
+    go(_shown(state, wanted, follow=follow))
 
 
 def _verify(
@@ -170,6 +172,23 @@ def _export(
 ) -> None:
     """Write all records as JSON lines, as they are stored."""
     go(_exported(cast("State", context.obj), file))
+
+
+async def _shown(state: State, wanted: AuditFilter, *, follow: bool) -> None:
+    if wanted.session_id is not None:
+        the_id = await resolve_among(wanted.session_id, partial(_sandboxes, state))
+        wanted = replace(wanted, session_id=the_id)
+    await (_follow(state, wanted) if follow else _list(state, wanted))
+
+
+async def _sandboxes(state: State) -> set[str]:
+    """Return the sandboxes that were created last."""
+    from sandkasten.client.server.admin_transport import books_of
+
+    created = AuditFilter(kind="policy", action="policy.allow", limit=1000, newest=True)
+    async with books_of(state.place) as books:
+        rows = await books.audited(created)
+    return {row.session_id for row in rows if row.session_id is not None}
 
 
 async def _list(state: State, wanted: AuditFilter) -> None:

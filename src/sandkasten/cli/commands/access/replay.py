@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json as json_module
 import sys
+from functools import partial
 from pathlib import Path  # noqa: TC003  (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from sandkasten.cli.exit_status import UsageError
 from sandkasten.cli.options import state_of
 from sandkasten.cli.output import paragraph, put, put_json, say, visible
+from sandkasten.cli.sandbox_names import resolve_among
 from sandkasten.cli.state import State, go
 
 if TYPE_CHECKING:
@@ -79,9 +81,19 @@ class _Pace:
             await asyncio.sleep(min(seconds / self._speed, _LONGEST_PAUSE_S))
 
 
+async def _sandboxes(state: State) -> list[str]:
+    from sandkasten.client.http.replay import ended_sandboxes
+    from sandkasten.client.server.server_pool import connect
+
+    transport = await connect(state.place)
+    live = [info.id for info in await transport.list(all=True)]
+    return [*live, *await ended_sandboxes(state.place)]
+
+
 async def _cast(state: State, the_id: str, exec_id: str, path: Path | None) -> None:
     from sandkasten.client.http.replay import replay_of
 
+    the_id = await resolve_among(the_id, partial(_sandboxes, state))
     async with replay_of(state.place, the_id) as session:
         found = await session.recording(exec_id)
     if path is None:
@@ -99,6 +111,7 @@ async def _cast(state: State, the_id: str, exec_id: str, path: Path | None) -> N
 async def _show(state: State, the_id: str, pace: _Pace, *, raw: bool) -> None:
     from sandkasten.client.http.replay import replay_of
 
+    the_id = await resolve_among(the_id, partial(_sandboxes, state))
     async with replay_of(state.place, the_id) as session:
         commands, recorded = await session.commands(), await session.recordings()
         told = []
