@@ -51,6 +51,21 @@ async def test_a_missing_image_fails_a_run_before_the_model_is_asked(home, mode,
 
 @pytest.mark.promise("P61")
 @pytest.mark.parametrize("mode", ["compute", "code"])
+@pytest.mark.parametrize("fields", ["profile: dev", "profile: dev, image: host"])
+async def test_a_profile_that_requires_an_image_is_found_by_validation(home, mode, fields):
+    source = agent(f"{{mode: {mode}, {fields}}}")
+    found = await home.service.check("agent", source, "vain")
+    row = await home.agent("vain", "go", source=source)
+    for error in (found.error, row.error):
+        assert (error["code"], error["message"]) == (
+            "UNSUPPORTED_BY_BACKEND",
+            "profile dev requires an image: nothing can be installed into the host's own /usr",
+        )
+    assert home.model.requests == []
+
+
+@pytest.mark.promise("P61")
+@pytest.mark.parametrize("mode", ["compute", "code"])
 async def test_a_forbidden_image_fails_a_run_before_the_model_is_asked(strict, mode):
     row = await strict.agent("vain", "go", source=agent(f"{{mode: {mode}, image: 'python:3.12'}}"))
     assert (row.status, row.error["code"]) == ("failed", "FORBIDDEN"), row.error

@@ -355,11 +355,13 @@ class Planner:
     async def find_image(self, request: CreateRequest) -> bool:
         """Return whether the image of a request is here; False if it has to be fetched first.
 
-        Fetches nothing. Raises what `plan` would raise if nothing can be fetched.
+        Fetches nothing. Raises what `plan` would raise if nothing can be fetched, or if the profile
+        does not go with the image.
         """
         backend = await self.choice.first(request)
         try:
-            await self._image(backend, request, fetch=False)
+            image = await self._image(backend, request, fetch=False)
+            check_profile_on(checked_profile(request.options.profile), image)
         except ImageNotFound:
             for name in wanted_images(request, self._policy.default_image):
                 with suppress(PolicyDenied):
