@@ -8,9 +8,9 @@ import re
 import pytest
 
 from sandkasten.cli import quantities
-from sandkasten.daemon.settings import setting_parsers
 from sandkasten.errors import SandkastenError
 from sandkasten.model.durations import DURATION, MAX_NUMBER, seconds
+from sandkasten.settings import setting_parsers
 
 
 @pytest.mark.parametrize(

@@ -12,26 +12,29 @@ if TYPE_CHECKING:
 
 CORE = frozenset({"errors", "disk", "model"})
 PORTS = CORE | {"ports"}
+# A component declares its own settings.
+COMPONENT = PORTS | {"settings"}
 
 # A room may always import itself.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "disk": frozenset({"errors"}),
     "model": frozenset({"errors"}),
-    "ports": frozenset({"errors", "model"}),
+    "settings": frozenset({"errors", "model"}),
+    "ports": frozenset({"errors", "model", "settings"}),
     "wire": frozenset({"errors"}),
     "linux": CORE,
-    "engine": PORTS | {"wire"},
-    "backends": PORTS | {"wire", "linux"},
-    "images": PORTS | {"linux"},
-    "store": PORTS,
+    "engine": COMPONENT | {"wire"},
+    "backends": COMPONENT | {"wire", "linux"},
+    "images": COMPONENT | {"linux"},
+    "store": COMPONENT,
     "telemetry": PORTS,
-    "agents": PORTS | {"engine"},
-    "api": PORTS | {"engine"},
+    "agents": COMPONENT | {"engine"},
+    "api": COMPONENT | {"engine"},
     # Protocols of other services: routes of the same application.
-    "compat": PORTS | {"engine", "api"},
+    "compat": COMPONENT | {"engine", "api"},
     # It puts the parts together: everything below it, and nothing above.
-    "daemon": PORTS
+    "daemon": COMPONENT
     | {"engine", "backends", "images", "store", "telemetry", "linux", "agents", "api", "compat"},
     "client": PORTS,
     # An adapter beside the command line: on a daemon through the client, or on an engine here.

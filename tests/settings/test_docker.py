@@ -10,9 +10,9 @@ import pytest
 from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.daemon.settings import docker_settings
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.daemon.settings.setting_fields import Origin
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.backends.docker_engines import EngineRules
+from sandkasten.settings.setting_fields import Origin
 
 FILE = """\
 backend: docker

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from sandkasten.api.route import Route
     from sandkasten.daemon.http.listeners import AsgiApp, Listening
     from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.daemon.settings.setting_parsers import Address
     from sandkasten.daemon.shared_store import SharedStore
     from sandkasten.engine.engine import Engine
+    from sandkasten.settings.setting_parsers import Address
     from sandkasten.store.postgres.postgres_previews import PostgresPreviews
 
 log = logging.getLogger("sandkasten.daemon")

@@ -20,12 +20,12 @@ from mcp.types.version import (
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.http_settings import HttpSettings
 from sandkasten.daemon.settings.resolver import load
-from sandkasten.daemon.settings.setting_parsers import Address
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.mcp.mcp_http import mcp_over_http
 from sandkasten.mcp.mcp_server import OneCaller, mcp_server
 from sandkasten.mcp.sandboxes_by_id import SandboxesById
 from sandkasten.mcp.tool_provider import ToolOffer, provide_tools
+from sandkasten.settings.setting_parsers import Address
 from tests.agents.tools.scripted import BY_ID, TOOLS, Log
 from tests.patience import PATIENCE_S
 from tests.shared_sandbox_cases import few

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sandkasten.api.http_limits import HttpLimits
     from sandkasten.daemon.settings.http_settings import HttpSettings
     from sandkasten.daemon.settings.preview_settings import PreviewSettings
-    from sandkasten.daemon.settings.setting_parsers import Address
+    from sandkasten.settings.setting_parsers import Address
 
     AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
 

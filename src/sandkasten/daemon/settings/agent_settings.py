@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sandkasten.daemon.settings.setting_fields import masked, setting
-from sandkasten.daemon.settings.setting_parsers import (
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.settings.setting_fields import masked, setting
+from sandkasten.settings.setting_parsers import (
     model_key,
     model_url,
     path,
@@ -16,7 +17,6 @@ from sandkasten.daemon.settings.setting_parsers import (
     secret_in,
     string,
 )
-from sandkasten.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

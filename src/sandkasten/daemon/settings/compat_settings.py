@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from sandkasten.daemon.settings.preview_settings import PreviewSettings, domain
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import Address, address, boolean, choice
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.preview_links import checked_domain
 from sandkasten.model.sandbox.cell_spec import Profile  # noqa: TC001  (read by dataclasses)
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import Address, address, boolean, choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,30 +9,20 @@ from sandkasten.daemon.settings.backends.backend_rule_settings import (
     backend_rules,
     show_backend_rules,
 )
-from sandkasten.daemon.settings.network_settings import network_rules
-from sandkasten.daemon.settings.registry_settings import parse_registries, show_registries
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import (
+from sandkasten.daemon.settings.core_parsers import (
     alias_map,
-    boolean,
-    choice,
     gpu_count,
-    image,
     image_list,
     module_list,
     mount_list,
-    package_url,
-    path,
     pool_kinds,
-    positive_integer,
     sandbox_paths,
-    seconds,
     show_aliases,
     show_pool_kinds,
-    string_list,
-    wheel_directory,
     zero_or_one,
 )
+from sandkasten.daemon.settings.network_settings import network_rules
+from sandkasten.daemon.settings.registry_settings import parse_registries, show_registries
 from sandkasten.daemon.settings.signature_settings import parse_signatures, show_signatures
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.packages.package_rules import PackageRules
@@ -45,6 +35,18 @@ from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules
 from sandkasten.model.sandbox.gpus import ALL
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
 from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import (
+    boolean,
+    choice,
+    image,
+    package_url,
+    path,
+    positive_integer,
+    seconds,
+    string_list,
+    wheel_directory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

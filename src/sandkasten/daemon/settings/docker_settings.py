@@ -22,17 +22,6 @@ from sandkasten.backends.docker.docker_options import (
     EngineMode,
     WorkspaceMode,
 )
-from sandkasten.daemon.settings.setting_fields import setting, settings_of
-from sandkasten.daemon.settings.setting_parsers import (
-    boolean,
-    check_keys,
-    choice,
-    from_json,
-    invalid,
-    positive_integer,
-    seconds,
-    string,
-)
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import lazy_pattern
@@ -45,12 +34,23 @@ from sandkasten.model.backends.docker_engines import (
     EngineRules,
 )
 from sandkasten.model.images.pull_rules import PULL_MODES
+from sandkasten.settings.setting_fields import setting, settings_of
+from sandkasten.settings.setting_parsers import (
+    boolean,
+    check_keys,
+    choice,
+    from_json,
+    invalid,
+    positive_integer,
+    seconds,
+    string,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.daemon.settings.setting_fields import Origin
     from sandkasten.model.images.pull_rules import PullMode
+    from sandkasten.settings.setting_fields import Origin
 
 _SECTION: Final = "backends.docker"
 STATION_HOST: Final = "sandbox.docker_host"

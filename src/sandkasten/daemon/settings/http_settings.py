@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from sandkasten.api.http_limits import MAX_JSON_MB, MIB
-from sandkasten.daemon.settings.setting_fields import masked, setting
-from sandkasten.daemon.settings.setting_parsers import (
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.addresses import is_loopback
+from sandkasten.settings.setting_fields import masked, setting
+from sandkasten.settings.setting_parsers import (
     Address,
     address,
     choice,
@@ -22,9 +25,6 @@ from sandkasten.daemon.settings.setting_parsers import (
     secret_in,
     string_list,
 )
-from sandkasten.errors import InvalidConfiguration
-from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.addresses import is_loopback
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.daemon.settings.setting_fields import masked, setting
-from sandkasten.daemon.settings.setting_parsers import (
-    hs256_secret,
-    path,
-    seconds,
-    string,
-    token_url,
-)
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.settings.setting_fields import masked, setting
+from sandkasten.settings.setting_parsers import hs256_secret, path, seconds, string, token_url
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,8 +22,12 @@ from sandkasten.backends.kubernetes.kubernetes_options import (
     Reach,
     WorkspaceOptions,
 )
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import (
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
+from sandkasten.model.field_patterns import TENANT, form
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import (
     boolean,
     choice,
     image,
@@ -35,10 +39,6 @@ from sandkasten.daemon.settings.setting_parsers import (
     string,
     string_list,
 )
-from sandkasten.errors import InvalidConfiguration
-from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model import lazy_pattern
-from sandkasten.model.field_patterns import TENANT, form
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,20 +8,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Literal
 
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import (
-    boolean,
-    choice,
-    network_default,
-    number,
-    seconds,
-)
+from sandkasten.daemon.settings.core_parsers import network_default
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import numbers
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.policy import parse_limits, public_limits
 from sandkasten.model.sandbox.workspace import DiskRules, WorkspaceRules
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import boolean, choice, number, seconds
 
 _MAX_WORKSPACE_MB = 1024 * 1024
 _MAX_WORKSPACES = 1_000_000

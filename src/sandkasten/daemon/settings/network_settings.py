@@ -7,18 +7,13 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import (
-    invalid,
-    path_list,
-    positive_integer,
-    string_list,
-)
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.sandbox.network_limits import NetworkLimits, read_limit, requested_limits
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.network_rules import PRESETS, parse_rule, refuse_bare_presets
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import invalid, path_list, positive_integer, string_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -5,18 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import (
-    Address,
-    address,
-    boolean,
-    invalid,
-    path,
-    string,
-)
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.preview_links import checked_domain
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import Address, address, boolean, invalid, path, string
 
 
 def domain(name: str, value: object) -> str:

@@ -11,14 +11,14 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from sandkasten.daemon.settings.setting_fields import masked, setting
-from sandkasten.daemon.settings.setting_parsers import model_key, model_url
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.settings.setting_fields import masked, setting
+from sandkasten.settings.setting_parsers import model_key, model_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.daemon.settings.setting_fields import Origin
+    from sandkasten.settings.setting_fields import Origin
 
 KEY_VARIABLES: Final[Mapping[str, str]] = {
     "openai": "OPENAI_API_KEY",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.daemon.settings.setting_parsers import check_keys, from_json
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.registry.registry_credentials import Access
 from sandkasten.model import lazy_pattern
 from sandkasten.model.spelling import shown
+from sandkasten.settings.setting_parsers import check_keys, from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

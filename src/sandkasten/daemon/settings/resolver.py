@@ -49,12 +49,6 @@ from sandkasten.daemon.settings.network_settings import NetworkLimitSettings, Ne
 from sandkasten.daemon.settings.preview_settings import PreviewSettings
 from sandkasten.daemon.settings.provider_settings import ProviderEndpoint, ProviderSettings
 from sandkasten.daemon.settings.secret_settings import SecretSettings
-from sandkasten.daemon.settings.setting_fields import (
-    Origin,
-    SettingSource,
-    Shown,
-    settings_of,
-)
 from sandkasten.daemon.settings.settings_file import find_file, read_file
 from sandkasten.daemon.settings.store_settings import BucketSettings, StoreSettings
 from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
@@ -68,6 +62,12 @@ from sandkasten.model.journal_rows import RecordingRules, Retention
 from sandkasten.model.sandbox.host_mounts import MountRule, parse_mounts
 from sandkasten.model.sandbox.policy import Policy, public_limits
 from sandkasten.model.spelling import did_you_mean
+from sandkasten.settings.setting_fields import (
+    Origin,
+    SettingSource,
+    Shown,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.daemon.settings.setting_fields import masked, setting
-from sandkasten.daemon.settings.setting_parsers import hs256_secret as secret
-from sandkasten.daemon.settings.setting_parsers import path, secret_in
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.settings.setting_fields import masked, setting
+from sandkasten.settings.setting_parsers import hs256_secret as secret
+from sandkasten.settings.setting_parsers import path, secret_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

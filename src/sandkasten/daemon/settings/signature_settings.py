@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.daemon.settings.setting_parsers import rule_list
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.images.signatures.trust_rules import TrustRule
+from sandkasten.settings.setting_parsers import rule_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

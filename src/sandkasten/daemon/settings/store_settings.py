@@ -7,8 +7,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from sandkasten.daemon.settings.setting_fields import masked, setting
-from sandkasten.daemon.settings.setting_parsers import (
+from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
+from sandkasten.settings.setting_fields import masked, setting
+from sandkasten.settings.setting_parsers import (
     boolean,
     http_url,
     invalid,
@@ -19,9 +22,6 @@ from sandkasten.daemon.settings.setting_parsers import (
     secret_in,
     string,
 )
-from sandkasten.errors import InvalidConfiguration
-from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model import lazy_pattern
 from sandkasten.store.bucket.bucket_options import BucketOptions
 
 if TYPE_CHECKING:

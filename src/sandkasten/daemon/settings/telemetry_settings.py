@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import boolean, choice, string
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import boolean, choice, string
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sandkasten.backends.backend_catalog import CAPABILITIES
-from sandkasten.daemon.settings.setting_parsers import choice, invalid
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model.backends.docker_engines import (
     ENGINE_NAME,
@@ -14,6 +13,7 @@ from sandkasten.model.backends.docker_engines import (
     labelled,
 )
 from sandkasten.model.spelling import did_you_mean
+from sandkasten.settings.setting_parsers import choice, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.daemon.settings.setting_parsers import rule_list
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.model.backends.backend_rules import BackendRule
 from sandkasten.model.backends.docker_engines import engine_labels
+from sandkasten.settings.setting_parsers import rule_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

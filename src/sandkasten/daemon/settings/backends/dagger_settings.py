@@ -15,18 +15,18 @@ from sandkasten.backends.dagger.dagger_options import (
     EngineMode,
     NetworkClass,
 )
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import boolean, choice, invalid, seconds, string
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.images.pull_rules import PULL_MODES
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import boolean, choice, invalid, seconds, string
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.daemon.settings.setting_fields import Origin
     from sandkasten.model.images.pull_rules import PullMode
+    from sandkasten.settings.setting_fields import Origin
 
 _ENGINES: Final = tuple(f"+{one}" for one in ("docker", "podman", "nerdctl", "finch", "apple"))
 # Engines that the CLI finds, or starts, through a container engine of this machine.

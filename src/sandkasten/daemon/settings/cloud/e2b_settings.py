@@ -11,8 +11,10 @@ from sandkasten.backends.cloud.e2b.e2b_options import KEY_VARIABLE, E2bOptions
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.daemon.settings.cloud import machine_settings
 from sandkasten.daemon.settings.preview_settings import domain
-from sandkasten.daemon.settings.setting_fields import masked, setting
-from sandkasten.daemon.settings.setting_parsers import (
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model import lazy_pattern
+from sandkasten.settings.setting_fields import masked, setting
+from sandkasten.settings.setting_parsers import (
     invalid,
     model_key,
     path,
@@ -21,8 +23,6 @@ from sandkasten.daemon.settings.setting_parsers import (
     string,
     string_list,
 )
-from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model import lazy_pattern
 
 if TYPE_CHECKING:
     from pathlib import Path

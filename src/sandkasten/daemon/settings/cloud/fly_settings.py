@@ -17,18 +17,11 @@ from sandkasten.backends.cloud.fly.fly_options import (
 )
 from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.daemon.settings.cloud import machine_settings
-from sandkasten.daemon.settings.setting_fields import masked, setting
-from sandkasten.daemon.settings.setting_parsers import (
-    choice,
-    invalid,
-    path,
-    seconds,
-    secret_in,
-    string,
-)
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import lazy_pattern
+from sandkasten.settings.setting_fields import masked, setting
+from sandkasten.settings.setting_parsers import choice, invalid, path, seconds, secret_in, string
 
 if TYPE_CHECKING:
     from pathlib import Path

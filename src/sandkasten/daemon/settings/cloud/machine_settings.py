@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import boolean, http_url
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.addresses import is_loopback
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import boolean, http_url
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult

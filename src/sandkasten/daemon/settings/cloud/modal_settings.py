@@ -15,11 +15,11 @@ from sandkasten.backends.cloud.modal.modal_options import (
     token_in,
 )
 from sandkasten.daemon.settings.cloud import machine_settings
-from sandkasten.daemon.settings.setting_fields import setting
-from sandkasten.daemon.settings.setting_parsers import invalid, path, seconds, secret_in, string
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import lazy_pattern
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import invalid, path, seconds, secret_in, string
 
 if TYPE_CHECKING:
     from pathlib import Path
