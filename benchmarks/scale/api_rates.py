@@ -134,7 +134,7 @@ async def _deleted(events: Any) -> None:
 
 async def measure(kubeconfig: Path, servers: Sequence[int], pods: int) -> dict[str, Any]:
     options = KubernetesOptions(
-        kubeconfig=str(kubeconfig),
+        kubeconfig=kubeconfig,
         runner_image=reference("programs"),
         pull_policy="Never",
         reach="direct",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from sandkasten.backends.cloud.backend import CloudBackend
 from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
 from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
-from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from tests import platform_choice
 from tests.client.http.served import served
@@ -61,7 +60,7 @@ def options_for(daemon: Served, url: str = "") -> E2bOptions:
         sandbox_url=f"{daemon.url}/e2b",
         template=TEMPLATE,
         timeout_s=PATIENCE_S,
-        cloud=CloudOptions(start_s=PATIENCE_S),
+        start_s=PATIENCE_S,
     )
 
 
@@ -70,7 +69,7 @@ def open_backend(data_dir: Path, options: E2bOptions) -> CloudBackend:
 
     records = MachineRecords(data_dir / "e2b")
     owner = records.owner()
-    return CloudBackend(E2bProvider(options, owner), records, owner, options.cloud, E2B)
+    return CloudBackend(E2bProvider(options, owner), records, owner, options, E2B)
 
 
 def open_on_e2b(data_dir: Path) -> CloudBackend:

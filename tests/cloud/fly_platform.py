@@ -44,7 +44,7 @@ def open_at(url: str, host: str, data_dir: Path, **other: Any) -> CloudBackend:
     options = FlyOptions(**{"timeout_s": PATIENCE_S, **values, **other})
     records = MachineRecords(data_dir / "fly")
     owner = records.owner()
-    return CloudBackend(FlyProvider(options, owner), records, owner, options.cloud, FLY)
+    return CloudBackend(FlyProvider(options, owner), records, owner, options, FLY)
 
 
 @contextmanager

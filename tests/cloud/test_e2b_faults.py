@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.cloud import machine_plan
-from sandkasten.backends.cloud.machine_plan import PROGRAMS, CloudOptions
+from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
+from sandkasten.backends.cloud.machine_plan import PROGRAMS
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.backends.gate import entry_keys
 from sandkasten.daemon.engine_assembly import open_engine
@@ -238,7 +239,7 @@ async def test_what_a_template_prints_at_its_start_is_cut_and_cleaned(daemon, tm
     owner = MachineRecords(tmp_path / "e2b").owner()
     keys = entry_keys.make_keys(new_sandbox_id(), "e2b")
     order = machine_plan.order(
-        new_sandbox_id(), SPEC, CloudOptions(), owner, keys, dict.fromkeys(PROGRAMS, b"")
+        new_sandbox_id(), SPEC, E2bOptions(), owner, keys, dict.fromkeys(PROGRAMS, b"")
     )
     script = "printf '\\033[31mred\\nx' >&2; head -c 4000000 /dev/zero | tr '\\0' x >&2; exit 3"
     provider = opened._provider

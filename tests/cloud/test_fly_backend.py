@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.cloud import machine_list
-from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.errors import (
     BackendUnavailable,
     InvalidImage,
@@ -197,8 +196,7 @@ async def test_a_machine_ends_at_its_time_without_a_daemon(server: FlyServer, tm
     # A machine that was too busy to start the sandbox within its time gets the next one.
     for lifetime_s in (1, 10, 30):
         sandbox_id = new_sandbox_id()
-        cloud = CloudOptions(lifetime_s=lifetime_s)
-        async with backend_on(server, tmp_path, cloud=cloud) as backend:
+        async with backend_on(server, tmp_path, lifetime_s=lifetime_s) as backend:
             try:
                 await (await backend.create(sandbox_id, SPEC)).let_go()
             except SandboxLost:

@@ -9,7 +9,8 @@ import pytest
 from sandkasten.backends.cloud import machine_plan
 from sandkasten.backends.cloud.backend import CloudBackend
 from sandkasten.backends.cloud.fly.fly_capabilities import FLY
-from sandkasten.backends.cloud.machine_plan import KEYS_VARIABLE, CloudOptions
+from sandkasten.backends.cloud.fly.fly_options import FlyOptions
+from sandkasten.backends.cloud.machine_plan import KEYS_VARIABLE
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.backends.gate import entry_keys
 from sandkasten.model.ids import new_sandbox_id
@@ -28,7 +29,7 @@ def test_a_request_cannot_give_the_gate_other_keys():
         image=Image("debian", kind="engine"), env={KEYS_VARIABLE: "token=AAAA", "MINE": "1"}
     )
     keys = entry_keys.make_keys(sandbox_id, "fly")
-    order = machine_plan.order(sandbox_id, spec, CloudOptions(), "me", keys, {})
+    order = machine_plan.order(sandbox_id, spec, FlyOptions(), "me", keys, {})
     assert order.env["MINE"] == "1"
     assert KEYS_VARIABLE not in order.env
 
@@ -41,5 +42,5 @@ async def test_an_id_that_is_none_of_ours_never_becomes_a_path(tmp_path: Path):
             return {ours: "1", "../owner": "2", "": "3", f"{ours}/..": "4"}
 
     records = MachineRecords(tmp_path / "odd")
-    backend = CloudBackend(cast("Any", Odd()), records, records.owner(), CloudOptions(), FLY)
+    backend = CloudBackend(cast("Any", Odd()), records, records.owner(), FlyOptions(), FLY)
     assert list(await backend.owned()) == [ours]

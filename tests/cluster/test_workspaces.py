@@ -254,7 +254,7 @@ async def test_a_copy_that_was_interrupted_is_removed(
         # As a daemon leaves it that is killed during a copy.
         options = cluster_images.options("")
         task = workspace_manifest.copy_task(
-            owner, "notes", "half", replace(options, workspaces=kept)
+            owner, "notes", "half", replace(options, workspace_class=CLASS)
         )
         api.create_pod(task)
         api.ask("POST", CLAIMS, workspace_manifest.claim(owner, "half", 1 << 20, kept, "killed"))

@@ -134,12 +134,12 @@ def test_a_compose_file_configures_the_daemon_as_up_does(file, tmp_path):
     given = {name: value for name, value in service(file)["environment"].items() if value}
     composed = settings_of({**image_environment(), **given}, tmp_path)
     # In a compose project the services have other names.
-    host = planned.docker.options.host.replace("sandkasten-engine", "engine")
+    host = planned.plugins["docker"].host.replace("sandkasten-engine", "engine")
     sidecar = file == "sidecar"
     expected = replace(
-        planned.docker.options, host=host, engine="sidecar" if sidecar else "docker_socket"
+        planned.plugins["docker"], host=host, engine="sidecar" if sidecar else "docker_socket"
     )
-    assert composed.docker.options == expected
+    assert composed.plugins["docker"] == expected
     for name in ("backend", "data_dir", "policy"):
         assert getattr(composed, name) == getattr(planned, name)
     assert composed.http.listen == planned.http.listen

@@ -83,7 +83,7 @@ def settings(tmp_path: Path) -> Settings:
 def test_the_settings_choose_the_cluster(settings: Settings) -> None:
     assert settings.backend == "kubernetes"
     assert settings.policy.default_image == "python:3.11-slim"
-    assert settings.kubernetes.installation == "sandkasten.sandkasten"
+    assert settings.plugins["kubernetes"].installation == "sandkasten.sandkasten"
     assert settings.warnings == ()
 
 
@@ -91,13 +91,13 @@ def test_every_object_is_in_a_namespace_that_the_manifests_create(settings: Sett
     namespaces = {one["metadata"]["name"] for one in objects("Namespace")}
     others = [one for one in objects() if one["kind"] not in ("Namespace", "Kustomization")]
     assert {one["metadata"]["namespace"] for one in others} == namespaces
-    assert settings.kubernetes.namespace == only("Role")["metadata"]["namespace"]
-    assert only("Deployment")["metadata"]["namespace"] != settings.kubernetes.namespace
+    assert settings.plugins["kubernetes"].namespace == only("Role")["metadata"]["namespace"]
+    assert only("Deployment")["metadata"]["namespace"] != settings.plugins["kubernetes"].namespace
 
 
 def test_image_runner_and_chart_are_of_this_version(settings: Settings) -> None:
     image = f"sandkasten:{__version__}"
-    assert (container()["image"], settings.kubernetes.runner_image) == (image, image)
+    assert (container()["image"], settings.plugins["kubernetes"].runner_image) == (image, image)
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
@@ -182,12 +182,12 @@ def test_a_client_in_the_cluster_may_use_the_name_of_the_service(settings: Setti
 
 def test_only_the_daemon_reaches_sandboxes_and_they_reach_nothing(settings: Settings) -> None:
     closed = only("NetworkPolicy", "sandkasten-closed")
-    assert closed["metadata"]["namespace"] == settings.kubernetes.namespace
+    assert closed["metadata"]["namespace"] == settings.plugins["kubernetes"].namespace
     assert closed["spec"]["podSelector"] == {}
     assert closed["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert closed["spec"]["egress"] == []
     (rule,) = closed["spec"]["ingress"]
-    assert [one["port"] for one in rule["ports"]] == [settings.kubernetes.port]
+    assert [one["port"] for one in rule["ports"]] == [settings.plugins["kubernetes"].port]
     (client,) = rule["from"]
     labels = only("Deployment")["spec"]["template"]["metadata"]["labels"]
     assert client["podSelector"]["matchLabels"] == labels
@@ -218,7 +218,7 @@ def test_the_values_of_the_chart_fit_their_schema_which_refuses_others() -> None
 @pytest.mark.promise("P111")
 def test_a_sandbox_with_a_network_reaches_public_addresses_alone(settings: Settings) -> None:
     policy = only("NetworkPolicy", "sandkasten-full")
-    assert policy["metadata"]["namespace"] == settings.kubernetes.namespace
+    assert policy["metadata"]["namespace"] == settings.plugins["kubernetes"].namespace
     (selects,) = policy["spec"]["podSelector"]["matchExpressions"]
     assert (selects["key"], selects["operator"]) == (pod_names.LABEL_NETWORK, "In")
     assert selects["values"] == [pod_network.FULL, pod_network.RULES]
@@ -229,7 +229,7 @@ def test_a_sandbox_with_a_network_reaches_public_addresses_alone(settings: Setti
     assert block["ipBlock"]["cidr"] == "0.0.0.0/0"
     assert block["ipBlock"]["except"] == [str(one) for one in CLOSED_V4]
     assert {one["port"] for one in names["ports"]} == {53}
-    assert settings.kubernetes.network_full is False
+    assert settings.plugins["kubernetes"].network_full is False
     (shown,) = [one for one in guide("NetworkPolicy") if one["metadata"]["name"].endswith("-full")]
     assert shown["spec"]["egress"] == policy["spec"]["egress"]
     assert shown["spec"]["podSelector"] == policy["spec"]["podSelector"]

@@ -82,7 +82,7 @@ def catalog(
 
 def test_a_request_pulls_what_it_names_in_full_unless_the_operator_forbids_it(tmp_path):
     found = resolver.load({}, {}, tmp_path)
-    assert (found.images_pull, found.docker.options.pull) == ("named", "named")
+    assert (found.images_pull, found.plugins["docker"].pull) == ("named", "named")
     off = resolver.load({}, {"SANDKASTEN_IMAGES_PULL": "never"}, tmp_path)
     assert off.images_pull == "never"
 

@@ -40,7 +40,7 @@ def reference(name: str) -> str:
 
 def options(kubeconfig: str, reach: str = "") -> KubernetesOptions:
     return KubernetesOptions(
-        kubeconfig=kubeconfig,
+        kubeconfig=Path(kubeconfig) if kubeconfig else None,
         runner_image=reference(PROGRAM_IMAGE),
         pull_policy="Never",
         reach="exec" if reach == "exec" else "direct",

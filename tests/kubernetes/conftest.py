@@ -26,7 +26,7 @@ async def opened(
 ) -> AsyncIterator[Callable[..., KubernetesBackend]]:
     made: list[KubernetesBackend] = []
     options = KubernetesOptions(
-        kubeconfig=str(cluster.kubeconfig()), runner_image="r", port=free_port(), reach="direct"
+        kubeconfig=cluster.kubeconfig(), runner_image="r", port=free_port(), reach="direct"
     )
 
     def open_backend(**changes: Any) -> KubernetesBackend:

@@ -171,7 +171,7 @@ async def test_the_setting_decides_whether_sandbox_objects_are_used(
     assert (await line(agent_sandbox="never")).state == "not used"
     (tmp_path / "plain").mkdir()
     async with FakeCluster(tmp_path / "plain") as plain:
-        kubeconfig = str(plain.kubeconfig())
+        kubeconfig = plain.kubeconfig()
         assert (await opened(kubeconfig=kubeconfig).probe()).ready
         required = opened(kubeconfig=kubeconfig, agent_sandbox="require")
         assert not (await required.probe()).ready

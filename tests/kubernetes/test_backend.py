@@ -416,7 +416,7 @@ async def test_an_error_of_a_cluster_that_is_away_has_its_reason_and_doctor_its_
     cluster: FakeCluster, opened: Callable[..., KubernetesBackend]
 ):
     cluster.url = f"http://127.0.0.1:{free_port()}"
-    backend = opened(kubeconfig=str(cluster.kubeconfig()))
+    backend = opened(kubeconfig=cluster.kubeconfig())
     with pytest.raises(BackendUnavailable, match="API server of the cluster does not") as caught:
         await backend.owned()
     assert "Connect call failed" in caught.value.message

@@ -95,13 +95,13 @@ def test_a_claim_that_waits_for_its_pod_is_not_the_reason():
 async def test_a_claim_is_made_once_and_used_again(
     opened: Callable[..., KubernetesBackend], cluster: FakeCluster
 ):
-    backend = opened(workspaces=KEPT)
+    backend = opened(workspaces_enabled=True)
     assert isinstance(backend, KeepsWorkspaces)
     cluster.script.lost_answers = 1
     await (await backend.create(new_sandbox_id(), SPEC)).destroy()
     (made,) = claims(cluster)
     assert made["metadata"]["annotations"][pod_names.NAME] == "notes"
-    await (await opened(workspaces=KEPT).create(new_sandbox_id(), SPEC)).destroy()
+    await (await opened(workspaces_enabled=True).create(new_sandbox_id(), SPEC)).destroy()
     assert claims(cluster) == [made]
     await backend.remove_workspace("notes")
     await backend.remove_workspace("notes")
@@ -111,7 +111,7 @@ async def test_a_claim_is_made_once_and_used_again(
 async def test_a_claim_of_another_owner_is_not_used(
     opened: Callable[..., KubernetesBackend], cluster: FakeCluster
 ):
-    backend = opened(workspaces=KEPT)
+    backend = opened(workspaces_enabled=True)
     await (await backend.create(new_sandbox_id(), SPEC)).destroy()
     (made,) = claims(cluster)
     made["metadata"]["labels"][pod_names.LABEL_OWNER] = "stranger"
@@ -127,7 +127,7 @@ async def test_a_pod_that_may_still_write_keeps_the_workspace(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(kept_claims, "_REMOVED_S", 0.1)
-    backend = opened(workspaces=KEPT)
+    backend = opened(workspaces_enabled=True)
     cell = await backend.create(new_sandbox_id(), SPEC)
     pod = cluster.objects["pods", pod_names.pod_name(cell.id)]
     # Its node does not answer.

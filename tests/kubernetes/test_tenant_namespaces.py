@@ -9,7 +9,7 @@ import pytest
 
 from sandkasten.backends.gate import entry_keys
 from sandkasten.backends.kubernetes import pod_manifest
-from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions, WorkspaceOptions
+from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
 from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
 from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.daemon.settings.resolver import load
@@ -55,7 +55,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[FakeCluster]:
 async def opened(cluster: FakeCluster, tmp_path: Path) -> AsyncIterator[Opened]:
     made: list[TenantNamespaces] = []
     options = KubernetesOptions(
-        kubeconfig=str(cluster.kubeconfig()),
+        kubeconfig=cluster.kubeconfig(),
         namespace=OURS,
         tenant_namespaces={"acme": ACME, "beta": BETA},
         installation="tests",
@@ -252,13 +252,12 @@ async def test_sandboxes_of_a_namespace_without_name_and_rights_are_lost(
 
 @pytest.mark.promise("P110")
 async def test_a_workspace_is_in_the_namespace_of_its_tenant(opened: Opened, cluster: FakeCluster):
-    kept = WorkspaceOptions()
     spec = replace(SPEC, workspace=Volume("notes@acme", "volume"))
-    before = opened(tenant_namespaces={}, workspaces=kept)
+    before = opened(tenant_namespaces={}, workspaces_enabled=True)
     await (await before.create(new_sandbox_id(), replace(spec, place=""))).destroy()
     assert namespaces(cluster) == {OURS}
     # The tenant gets a namespace of its own, from which no Pod can mount the claim.
-    backend = opened(workspaces=kept)
+    backend = opened(workspaces_enabled=True)
     for refused in (
         backend.create(new_sandbox_id(), replace(spec, place=ACME)),
         backend.copy_workspace("notes@acme", "other@acme"),
@@ -309,7 +308,7 @@ def test_the_settings_name_a_namespace_for_each_tenant(tmp_path: Path):
 
     def read(text: str, **environ: str) -> KubernetesOptions:
         file.write_text(f"backends: {{kubernetes: {{{text}}}}}")
-        return load({"config": str(file)}, environ, tmp_path).kubernetes
+        return load({"config": str(file)}, environ, tmp_path).plugins["kubernetes"]
 
     found = read("namespace: a, tenant_namespaces: {acme: b, beta: c}")
     assert found.tenant_namespaces == {"acme": "b", "beta": "c"}

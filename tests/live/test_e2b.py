@@ -33,12 +33,15 @@ TEMPLATE = os.environ.get("SANDKASTEN_LIVE_E2B_TEMPLATE", "base")
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[CloudBackend]:
     from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
-    from sandkasten.backends.cloud.machine_plan import CloudOptions
     from tests.cloud.e2b_service import open_backend
 
     programs = os.environ.get("SANDKASTEN_LIVE_E2B_PROGRAMS")
-    cloud = CloudOptions(lifetime_s=300.0, programs_dir=Path(programs) if programs else None)
-    options = E2bOptions(api_key=os.environ["E2B_API_KEY"], template=TEMPLATE, cloud=cloud)
+    options = E2bOptions(
+        api_key=os.environ["E2B_API_KEY"],
+        template=TEMPLATE,
+        lifetime_s=300.0,
+        programs_dir=Path(programs) if programs else None,
+    )
     opened = open_backend(tmp_path, options)
     yield opened
     for one in await opened.owned():

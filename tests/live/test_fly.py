@@ -16,7 +16,6 @@ from sandkasten.backends.cloud.backend import CloudBackend
 from sandkasten.backends.cloud.fly.fly_capabilities import FLY
 from sandkasten.backends.cloud.fly.fly_options import FlyOptions, Reach
 from sandkasten.backends.cloud.fly.fly_provider import FlyProvider
-from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.errors import SandboxLost
 from sandkasten.model.ids import new_sandbox_id
@@ -41,11 +40,11 @@ async def backend(tmp_path: Path) -> AsyncIterator[CloudBackend]:
         api_token=os.environ["FLY_API_TOKEN"],
         reach=cast("Reach", os.environ.get("SANDKASTEN_FLY_REACH", "service")),
         address=os.environ.get("SANDKASTEN_FLY_ADDRESS", ""),
-        cloud=CloudOptions(lifetime_s=300),
+        lifetime_s=300,
     )
     records = MachineRecords(tmp_path / "fly")
     owner = records.owner()
-    opened = CloudBackend(FlyProvider(options, owner), records, owner, options.cloud, FLY)
+    opened = CloudBackend(FlyProvider(options, owner), records, owner, options, FLY)
     yield opened
     for sandbox_id in await opened.owned():
         await opened.discard(sandbox_id)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.backends.cloud.backend import CloudBackend
-from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.backends.cloud.modal.modal_capabilities import MODAL
 from sandkasten.backends.cloud.modal.modal_options import ModalOptions
@@ -40,11 +39,11 @@ _REACHES_OUT = ("python3", "-c", "import socket; socket.create_connection(('1.1.
 
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[CloudBackend]:
-    cloud = CloudOptions(lifetime_s=600.0, start_s=600.0)
-    options = ModalOptions(app=f"sandkasten-live-{secrets.token_hex(4)}", cloud=cloud)
+    app = f"sandkasten-live-{secrets.token_hex(4)}"
+    options = ModalOptions(app=app, lifetime_s=600.0, start_s=600.0)
     records = MachineRecords(tmp_path)
     owner = records.owner()
-    opened = CloudBackend(ModalProvider(options, owner), records, owner, cloud, MODAL)
+    opened = CloudBackend(ModalProvider(options, owner), records, owner, options, MODAL)
     yield opened
     for sandbox_id in await opened.owned():
         await opened.discard(sandbox_id)

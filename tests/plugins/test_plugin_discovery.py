@@ -22,6 +22,21 @@ from sandkasten.ports.backend_plugins import BackendPlugin
 PLUGIN = BackendPlugin({name!r}, Capabilities("kernel"), lambda context: {{}}, {interface})
 """
 
+_SECTION = """
+from dataclasses import dataclass
+
+from sandkasten.model.backends.capabilities import Capabilities
+from sandkasten.ports.backend_plugins import BackendPlugin
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import string
+
+@dataclass(frozen=True)
+class Options:
+    x: str = setting("{}", string, "", "A string.")
+
+PLUGIN = BackendPlugin("bad", Capabilities("kernel"), lambda context: {{}}, settings=Options)
+"""
+
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -78,8 +93,23 @@ def test_plugin_of_another_distribution_is_found_once(
         (_plugin("bad", INTERFACE + 1), "", f"requires plugin interface {INTERFACE + 1}"),
         (_plugin("local"), "", "has the name local, which another backend has"),
         (_plugin("Bad/Name"), "", "has the name 'Bad/Name', which is not a valid name"),
+        (_SECTION.format("data_dir"), "", "has the setting data_dir, which must begin with"),
+        (_SECTION.format("backends.good.x"), "", "must begin with backends.bad."),
+        (_plugin("bad").replace(", 1)", ", settings=int)"), "", "not a dataclass"),
     ],
-    ids=["import", "raises", "attribute", "type", "target", "interface", "taken", "name"],
+    ids=[
+        "import",
+        "raises",
+        "attribute",
+        "type",
+        "target",
+        "interface",
+        "taken",
+        "name",
+        "setting of the core",
+        "setting of another",
+        "no section",
+    ],
 )
 def test_plugin_that_cannot_be_used_is_a_problem_and_stops_no_other(
     site: Path, install: Callable[..., None], source: str, target: str, problem: str

@@ -52,7 +52,7 @@ def test_the_variables_of_compute_mode_have_the_values_of_the_document(tmp_path)
     for environ in variables(block("000-9")):
         settings = load({}, environ, tmp_path)
         limits = settings.policy.limits
-        modes.append(settings.docker.options.engine)
+        modes.append(settings.plugins["docker"].engine)
         assert settings.policy.enabled is True
         assert settings.allowed_images == ("python:3.11-slim", "node:20-slim", "ubuntu:22.04")
         assert (limits.exec_timeout_s, limits.stdout_bytes, limits.stderr_bytes) == (
@@ -69,7 +69,7 @@ def test_the_variables_of_code_mode_have_the_values_of_the_document(tmp_path):
     [environ] = variables(block("003-13"))
     settings = load({}, environ, tmp_path)
     assert settings.policy.code_mode is True
-    assert settings.docker.options.host == "unix:///var/run/docker.sock"
+    assert settings.plugins["docker"].host == "unix:///var/run/docker.sock"
     assert (settings.policy.idle_timeout_s, settings.policy.lifetime_s) == (1800, 14_400)
 
 
@@ -129,5 +129,5 @@ def test_the_docker_engine_of_the_containerized_sandbox_is_used(tmp_path):
         load({}, {}, tmp_path)
     settings = load({}, PLAIN_TCP, tmp_path)
     assert settings.backend == "docker"
-    assert settings.docker.options.workspace_dir == "/sandboxes"
-    assert settings.docker.options.host == "tcp://sandbox-docker-host:2375"
+    assert settings.plugins["docker"].workspace_dir == "/sandboxes"
+    assert settings.plugins["docker"].host == "tcp://sandbox-docker-host:2375"

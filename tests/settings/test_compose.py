@@ -11,7 +11,6 @@ import pytest
 from sandkasten.backends.cloud.cloud_capabilities import opened_by
 from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
 from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
-from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.backends.cloud.modal.modal_options import ModalOptions
 from sandkasten.backends.gate.entry_keys import make_keys
@@ -186,7 +185,7 @@ async def test_a_provider_without_a_required_setting_is_refused_before_anything_
 @pytest.mark.promise("P120")
 async def test_a_provider_whose_key_was_removed_is_asked_only_if_it_has_sandboxes(tmp_path):
     real, made = Keeper(), new_sandbox_id()
-    enabled = E2bOptions(cloud=CloudOptions(enabled=True))
+    enabled = E2bOptions(enabled=True)
     keyless = provider(tmp_path, real, enabled)
     cell = await real.create(made, CellSpec(image=Image("host")))
     MachineRecords(tmp_path).owner()

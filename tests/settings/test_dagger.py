@@ -17,7 +17,7 @@ EGRESS = "tls://far:8443"
 
 
 def options(tmp_path, **environ) -> DaggerOptions:
-    return load({}, {"HOME": "/h", **environ}, tmp_path).dagger
+    return load({}, {"HOME": "/h", **environ}, tmp_path).plugins["dagger"]
 
 
 def refused(tmp_path, **environ) -> InvalidConfiguration:
@@ -33,8 +33,8 @@ def test_engines_are_named_by_their_network_class(tmp_path):
         f"      none: {NONE}\n      egress: {EGRESS}\n"
     )
     found = options(tmp_path)
-    assert found.engines == (("none", NONE), ("egress", EGRESS))
-    assert (found.cli, found.address("none")) == ("/opt/dagger", NONE)
+    assert found.engines == {"none": NONE, "egress": EGRESS}
+    assert found.cli == "/opt/dagger"
 
 
 def test_without_a_dagger_setting_no_engine_is_known(tmp_path):
@@ -57,7 +57,7 @@ def test_without_a_dagger_setting_no_engine_is_known(tmp_path):
 def test_a_mode_of_station_accepts_the_addresses_of_its_place(tmp_path, mode, address):
     told = {"STATION_SANDBOX_ENGINE_MODE": mode, "SANDKASTEN_DAGGER_ENGINES_NONE": address}
     found = options(tmp_path, SANDKASTEN_BACKEND="dagger", **told)
-    assert (found.mode, found.engines) == (mode, (("none", address),))
+    assert (found.mode, found.engines) == (mode, {"none": address})
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_dagger_as_the_default_backend_requires_an_engine(tmp_path):
 def test_the_docker_socket_alone_means_the_engine_that_the_cli_starts(tmp_path):
     told = {"SANDKASTEN_BACKEND": "dagger", "STATION_SANDBOX_ENGINE_MODE": "docker_socket"}
     found = options(tmp_path, **told)
-    assert [network for network, _ in found.engines] == ["egress"]
-    assert found.engines[0][1].startswith("image+docker://")
+    assert list(found.engines) == ["egress"]
+    assert found.egress.startswith("image+docker://")
 
 
 def test_the_variable_of_a_sidecar_is_used_by_this_backend_alone(tmp_path):
     told = {"DAGGER_HOST": "tcp://dagger-engine:8080", "STATION_SANDBOX_ENGINE_MODE": "sidecar"}
     found = options(tmp_path, SANDKASTEN_BACKEND="dagger", **told)
-    assert found.engines == (("none", "tcp://dagger-engine:8080"),)
-    assert options(tmp_path, DAGGER_HOST="tcp://far:1").engines == ()
-    assert options(tmp_path, DAGGER_HOST="nonsense").engines == ()
+    assert found.engines == {"none": "tcp://dagger-engine:8080"}
+    assert options(tmp_path, DAGGER_HOST="tcp://far:1").engines == {}
+    assert options(tmp_path, DAGGER_HOST="nonsense").engines == {}
     assert "nonsense" in refused(tmp_path, DAGGER_HOST="nonsense").message
 
 
@@ -121,15 +121,15 @@ def test_an_invalid_engine_address_is_refused(tmp_path, address):
 
 
 def test_a_network_gets_the_engine_of_its_class_or_is_refused():
-    both = DaggerOptions(engines=(("none", NONE), ("egress", EGRESS)))
+    both = DaggerOptions(none=NONE, egress=EGRESS)
     full = NetworkPolicy(full=True)
     assert network_refusal(CLOSED, both) is None
     assert network_refusal(full, both) is None
-    only_egress = DaggerOptions(engines=(("egress", EGRESS),))
+    only_egress = DaggerOptions(egress=EGRESS)
     error = network_refusal(CLOSED, only_egress)
     assert error is not None
     assert "backends.dagger.engines.none" in error.hint
-    only_none = DaggerOptions(engines=(("none", NONE),))
+    only_none = DaggerOptions(none=NONE)
     error = network_refusal(full, only_none)
     assert error is not None
     assert "backends.dagger.engines.egress" in error.hint
@@ -146,5 +146,5 @@ def test_a_network_gets_the_engine_of_its_class_or_is_refused():
     ],
 )
 def test_a_network_by_rule_is_refused(policy):
-    both = DaggerOptions(engines=(("none", NONE), ("egress", EGRESS)))
+    both = DaggerOptions(none=NONE, egress=EGRESS)
     assert network_refusal(policy, both) is not None

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from sandkasten.backends.docker import docker_options
 from sandkasten.backends.docker.docker_options import DockerOptions
-from sandkasten.daemon.settings import docker_settings
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.backends.docker_engines import EngineRules
@@ -32,7 +32,7 @@ backends:
 
 @pytest.fixture(autouse=True)
 def _on_a_plain_machine(monkeypatch):
-    monkeypatch.setattr(docker_settings, "_CONTAINER_MARKS", ())
+    monkeypatch.setattr(docker_options, "_CONTAINER_MARKS", ())
 
 
 def origin(settings, key: str) -> Origin:
@@ -41,8 +41,8 @@ def origin(settings, key: str) -> Origin:
 
 def options(tmp_path, **environ: str) -> DockerOptions:
     settings = load({"backend": "docker"}, {"HOME": "/h", **environ}, tmp_path)
-    assert settings.docker.trouble is None
-    return settings.docker.options
+    assert settings.plugins["docker"].trouble is None
+    return settings.plugins["docker"]
 
 
 def refused(tmp_path, **environ: str) -> InvalidConfiguration:
@@ -54,7 +54,7 @@ def refused(tmp_path, **environ: str) -> InvalidConfiguration:
 
 def test_without_settings_the_docker_backend_has_its_defaults(tmp_path):
     settings = load({}, {"HOME": "/h"}, tmp_path)
-    assert settings.docker.options == DockerOptions()
+    assert settings.plugins["docker"] == DockerOptions()
     assert origin(settings, "engine_mode") == Origin(
         "backends.docker.engine_mode", "auto", "default"
     )
@@ -65,7 +65,7 @@ def test_every_docker_setting_can_come_from_the_file(tmp_path):
     path.write_text(FILE)
     settings = load({}, {"HOME": "/h"}, tmp_path)
     assert settings.backend == "docker"
-    assert settings.docker.options == DockerOptions(
+    assert settings.plugins["docker"] == DockerOptions(
         host="tcp://engine.example:2376",
         engine="remote",
         workspace="volume",
@@ -191,8 +191,8 @@ def test_an_invalid_engine_address_is_refused(tmp_path, host):
 @pytest.mark.promise("P60")
 def test_docker_variables_do_not_affect_other_backends(tmp_path):
     settings = load({}, {"HOME": "/h", "DOCKER_HOST": "tcp://far:2375"}, tmp_path)
-    assert settings.docker.trouble is not None
-    assert "plain tcp" in settings.docker.trouble.message
+    assert settings.plugins["docker"].trouble is not None
+    assert "plain tcp" in settings.plugins["docker"].trouble.message
     assert origin(settings, "host").origin == "env DOCKER_HOST"
     with pytest.raises(InvalidConfiguration):
         load({}, {"HOME": "/h", "SANDKASTEN_DOCKER_HOST": "tcp://far:2375"}, tmp_path)
@@ -251,7 +251,7 @@ STATION = """sandbox:
 def test_the_keys_of_a_station_configuration_select_the_engine(tmp_path):
     (tmp_path / "sandkasten.yaml").write_text(STATION + "backends: {docker: {insecure: true}}\n")
     settings = load({}, {"HOME": "/h"}, tmp_path)
-    assert settings.docker.options == DockerOptions(
+    assert settings.plugins["docker"] == DockerOptions(
         host="tcp://sandbox-docker-host:2375", workspace_dir="/sandboxes", insecure=True
     )
     # Such a file is about Docker only, so it selects the backend too.
@@ -299,8 +299,9 @@ def test_named_engines_have_the_options_of_the_one_without_a_name(tmp_path):
     (tmp_path / "sandkasten.yaml").write_text(ENGINES)
     settings = load({}, {"HOME": "/h", "DOCKER_HOST": "tcp://elsewhere"}, tmp_path)
     assert settings.backend == "docker/west"
-    assert settings.docker_engines == {
-        "docker/west": DockerOptions(
+    engines = settings.plugins["docker"].engines
+    assert {name: one.options for name, one in engines.items()} == {
+        "west": DockerOptions(
             host="tcp://192.0.2.7:2376",
             tls_ca="/c/ca.pem",
             tls_cert="/c/cert.pem",
@@ -308,7 +309,7 @@ def test_named_engines_have_the_options_of_the_one_without_a_name(tmp_path):
             pull="never",
             timeout_s=120,
         ),
-        "docker/rack-2": DockerOptions(host="unix:///run/two.sock", workspace="volume"),
+        "rack-2": DockerOptions(host="unix:///run/two.sock", workspace="volume"),
     }
     rules = settings.policy.docker_engines
     assert [*rules] == ["docker/west", "docker/rack-2"]

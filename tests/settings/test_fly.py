@@ -24,15 +24,15 @@ pytestmark = pytest.mark.promise("P117")
 
 
 def test_without_settings_fly_has_neither_an_app_nor_a_token(tmp_path):
-    assert load({}, {}, tmp_path).fly == FlyOptions()
+    assert load({}, {}, tmp_path).plugins["fly"] == FlyOptions()
 
 
 def test_fly_is_read_from_the_file_and_its_token_is_never_shown(tmp_path):
     (tmp_path / "sandkasten.yaml").write_text(FILE)
     settings = load({}, {"FLY_API_TOKEN": f"{TOKEN}\n"}, tmp_path)
-    found = settings.fly
+    found = settings.plugins["fly"]
     assert (found.app, found.region, found.reach) == ("my-sandboxes", "ams", "private")
-    assert (found.cpu_kind, found.cloud.lifetime_s) == ("performance", 7200)
+    assert (found.cpu_kind, found.lifetime_s) == ("performance", 7200)
     assert found.api_token == TOKEN
     shown = repr([one for one in settings.origins() if one.name.startswith("backends.fly")])
     assert "fm2_" not in shown + repr(settings) + repr(found)
@@ -43,7 +43,7 @@ def test_the_token_may_be_in_a_file_that_others_cannot_read(tmp_path):
     file.write_text(f"{TOKEN}\n")
     file.chmod(0o600)
     given = {"backends.fly.api_token_file": str(file)}
-    assert load(given, {}, tmp_path).fly.api_token == TOKEN
+    assert load(given, {}, tmp_path).plugins["fly"].api_token == TOKEN
     file.chmod(0o644)
     with pytest.raises(InvalidConfiguration, match="accessible to every user"):
         load(given, {}, tmp_path)

@@ -15,14 +15,14 @@ pytestmark = pytest.mark.promise("P116")
 
 
 def test_without_settings_modal_has_no_token(tmp_path):
-    assert load({}, {}, tmp_path).modal == ModalOptions()
+    assert load({}, {}, tmp_path).plugins["modal"] == ModalOptions()
 
 
 def test_the_token_may_be_in_a_file_that_others_cannot_read(tmp_path):
     file = tmp_path / "token"
     file.write_text("ak-one\nas-two\n")
     file.chmod(0o600)
-    assert load({SETTING: str(file)}, {}, tmp_path).modal.token_file == file
+    assert load({SETTING: str(file)}, {}, tmp_path).plugins["modal"].token_file == file
     file.chmod(0o644)
     with pytest.raises(InvalidConfiguration, match="accessible to every user") as refused:
         load({SETTING: str(file)}, {}, tmp_path)

@@ -94,10 +94,10 @@ async def test_the_canonical_name_overrides_the_older_one(tmp_path):
 
 async def test_a_pod_that_was_long_ready_has_the_whole_lifetime_of_a_session_left(tmp_path):
     listed = load({}, {"SANDKASTEN_POOL_KINDS": "python ready=1"}, tmp_path)
-    assert listed.kubernetes.lifetime_s > listed.policy.lifetime_s + LIFETIME_S
+    assert listed.plugins["kubernetes"].lifetime_s > listed.policy.lifetime_s + LIFETIME_S
     # Demand keeps one ready for a minute only.
     plain = load({}, {}, tmp_path)
-    assert plain.kubernetes.lifetime_s < plain.policy.lifetime_s + LIFETIME_S
+    assert plain.plugins["kubernetes"].lifetime_s < plain.policy.lifetime_s + LIFETIME_S
 
 
 async def test_an_empty_variable_is_not_set(tmp_path):

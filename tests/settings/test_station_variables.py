@@ -23,7 +23,7 @@ STATION = [
     ("STATION_SANDBOX_ENABLED", "false", lambda s: s.policy.enabled, False),
     ("STATION_SANDBOX_CODE_MODE_ENABLED", "true", lambda s: s.policy.code_mode, True),
     ("STATION_SANDBOX_CODE_MODE_ENABLED", "false", lambda s: s.policy.code_mode, False),
-    ("STATION_SANDBOX_ENGINE_MODE", "sidecar", lambda s: s.docker.options.engine, "sidecar"),
+    ("STATION_SANDBOX_ENGINE_MODE", "sidecar", lambda s: s.plugins["docker"].engine, "sidecar"),
     (
         "STATION_SANDBOX_ALLOWED_IMAGES",
         "python:3.11-slim,node:20-slim,ubuntu:22.04",
@@ -48,7 +48,7 @@ STATION = [
     (
         "DOCKER_HOST",
         "unix:///var/run/docker.sock",
-        lambda s: s.docker.options.host,
+        lambda s: s.plugins["docker"].host,
         "unix:///var/run/docker.sock",
     ),
 ]

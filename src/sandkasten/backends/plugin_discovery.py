@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.ports.backend_plugins import INTERFACE, BackendPlugin
+from sandkasten.settings.setting_fields import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -72,7 +73,23 @@ def _loaded(target: str) -> BackendPlugin:
             f"has the name {plugin.name!r}, which is not a valid name: lower-case letters, digits "
             "and hyphens, at most 32"
         )
+    _check_settings(plugin)
     return plugin
+
+
+def _check_settings(plugin: BackendPlugin) -> None:
+    """Raise _UnusableError for a section that could take a setting of another component."""
+    if plugin.settings is None:
+        return
+    try:
+        names = [one.name for one in settings_of(plugin.settings)]
+    except TypeError as exc:
+        raise _UnusableError("has settings that are not a dataclass") from exc
+    for name in names:
+        if not name.startswith(f"backends.{plugin.name}."):
+            raise _UnusableError(
+                f"has the setting {name}, which must begin with backends.{plugin.name}."
+            )
 
 
 def _entries(path: Sequence[str]) -> Iterator[tuple[str, str]]:

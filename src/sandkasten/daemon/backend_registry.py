@@ -41,8 +41,9 @@ def shared_backends(settings: Settings) -> frozenset[str]:
     """Return the backends whose sandboxes every daemon of `store.url` can reach. Their rows in the
     ledger belong to all of these daemons, and not to the one that made them.
     """
-    # Without a name of its own, an installation is one data directory.
-    return frozenset({"kubernetes"} if settings.kubernetes.installation else ())
+    return frozenset(
+        plugin.name for plugin in PLUGINS if plugin.shares(settings.plugins.get(plugin.name))
+    )
 
 
 def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> Backing:
@@ -57,16 +58,16 @@ def open_backing(settings: Settings, layers: LayerStore, events: EventSink) -> B
 
         return StorePacker(layers)
 
-    context = BackendContext(
-        data_dir=data_dir,
-        settings=partial(getattr, settings),
-        read_yaml=read_nested,
-        packer=packer,
-        pull_limits=settings.pull_limits,
-        events=events,
-    )
     backends: dict[str, Backend] = {}
     for plugin in PLUGINS:
+        context = BackendContext(
+            data_dir=data_dir,
+            settings=settings.plugins.get(plugin.name),
+            read_yaml=read_nested,
+            packer=packer,
+            pull_limits=settings.pull_limits,
+            events=events,
+        )
         backends.update(plugin.open(context))
     return Backing(
         backends,

@@ -1,27 +1,58 @@
 """A backend as a plugin: one value that can be imported without the library that it wraps.
 
 Distributions of other projects bring one as an entry point of the group `sandkasten.backends`. What
-they may rely on is this module, `ports`, `errors`, `model.backends`, `LazyBackend`, and the runner
-protocol; `INTERFACE` changes when one of these changes in a way that plugins notice.
+they may rely on is this module, `ports`, `errors`, `settings`, `model.backends`, `LazyBackend`, and
+the runner protocol; `INTERFACE` changes when one of these changes in a way that plugins notice.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.settings.setting_fields import Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+    from typing import Self
 
     from sandkasten.model.backends.capabilities import Capabilities
+    from sandkasten.model.backends.docker_engines import EngineRules
     from sandkasten.model.images.pull_rules import PullLimits
     from sandkasten.ports import EventSink
     from sandkasten.ports.image_ports import ImagePacker
     from sandkasten.ports.isolation import Backend
+    from sandkasten.settings.setting_fields import Origin
 
 INTERFACE: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SettingContext:
+    """What a section of a plugin may depend on besides its own settings."""
+
+    environ: Mapping[str, str]
+    origins: Mapping[str, Origin]
+    """Where each setting of a plugin came from, by its name."""
+    default_backend: str
+    longest_life_s: float
+    """How long a sandbox may live at most, with its time in the warm pool."""
+
+
+class PluginSettings(Section, Protocol):
+    """The section of a plugin: its options, each field declared by `setting`."""
+
+    def completed(self, context: SettingContext) -> Self:
+        """Return the options in effect. Raise InvalidConfiguration for settings that contradict."""
+        ...
+
+
+@runtime_checkable
+class NamesEngines(Protocol):
+    """A section that configures further backends, `NAME/OTHER`, with rules for their choice."""
+
+    def engine_rules(self) -> Mapping[str, EngineRules]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +60,18 @@ class BackendContext:
     """What a plugin gets to open its backends."""
 
     data_dir: Path
-    settings: Callable[[str], Any]
-    """Returns a section or value of the settings by its name."""
+    settings: Any
+    """The section of the plugin, completed; None if it has none."""
     read_yaml: Callable[[Path], object]
     """Reads a YAML file of bounded depth and size."""
     packer: Callable[[], ImagePacker]
     """Returns what packs images of the store for an engine with images of its own."""
     pull_limits: PullLimits
     events: EventSink
+
+
+def _never(settings: object) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +83,9 @@ class BackendPlugin:
     """Returns its backends by name: its own, and perhaps some below it, `NAME/OTHER`."""
     interface: int = INTERFACE
     """The version of this interface that it was written for."""
+    settings: type[PluginSettings] | None = None
+    """Its section, whose settings begin with `backends.NAME.`."""
+    selecting_keys: tuple[str, ...] = ()
+    """Keys of the settings file that make it the default backend where no other is set."""
+    shares: Callable[[Any], bool] = _never
+    """Whether, with this section, every daemon of `store.url` can reach its sandboxes."""

@@ -63,7 +63,8 @@ class Setting:
         return (f"SANDKASTEN_{name}", *self.aliases)
 
     def shown(self, value: object) -> Shown:
-        return None if value is None else self.show(value)
+        """Return the value as it is printed; None and "" mean that it is not set."""
+        return None if value is None or value == "" else self.show(value)
 
 
 def plain(value: Any) -> Shown:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from sandkasten.errors import InvalidConfiguration, InvalidImage
+from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import durations
+from sandkasten.model.access.preview_links import checked_domain
 from sandkasten.model.addresses import is_loopback
 from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.spelling import did_you_mean, shown
@@ -95,6 +96,17 @@ def string_list(name: str, value: object) -> tuple[str, ...]:
         hint = "write [one, two], with quotes around numbers; in a variable one,two"
         raise invalid(name, "a list of strings", value, hint)
     return tuple(value)
+
+
+def pair_list(name: str, value: object) -> tuple[str, ...]:
+    """Return strings `key=value`; accept a mapping too."""
+    if isinstance(value, dict):
+        value = [f"{key}={content}" for key, content in value.items()]
+    return string_list(name, value)
+
+
+def show_pairs(pairs: Mapping[str, str]) -> list[str]:
+    return [f"{key}={content}" for key, content in pairs.items()]
 
 
 def choice(*choices: C) -> Callable[[str, object], C]:
@@ -256,6 +268,14 @@ def address(name: str, value: object) -> Address:
         hint = "write [::1]:8080"
         raise invalid(name, "host:port with an IPv6 address in brackets", value, hint)
     return Address(host.strip("[]"), int(port))
+
+
+def domain(name: str, value: object) -> str:
+    try:
+        checked_domain(name, string(name, value))
+    except InvalidRequest as exc:
+        raise invalid(name, "a domain", value, exc.hint) from exc
+    return str(value)
 
 
 def package_url(name: str, value: object) -> str:

@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.backends.cloud.backend import CloudBackend
-from sandkasten.backends.cloud.machine_plan import CloudOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.backends.cloud.modal.modal_capabilities import MODAL
 from sandkasten.backends.cloud.modal.modal_options import ModalOptions
@@ -34,8 +33,8 @@ def service() -> ModalServer:
 def open_on_modal(server: ModalServer, data_dir: Path, **changes: Any) -> CloudBackend:
     """Open the backend; the SDK finds the server by the environment of this process."""
     os.environ.update(server.environment)
-    cloud = CloudOptions(**changes)
+    options = ModalOptions(**changes)
     records = MachineRecords(data_dir / "modal")
     owner = records.owner()
-    provider = ModalProvider(ModalOptions(cloud=cloud), owner)
-    return CloudBackend(provider, records, owner, cloud, MODAL)
+    provider = ModalProvider(options, owner)
+    return CloudBackend(provider, records, owner, options, MODAL)

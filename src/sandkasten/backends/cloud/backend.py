@@ -26,9 +26,9 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sandkasten.backends.cloud.machine_plan import CloudOptions
     from sandkasten.backends.cloud.machine_records import MachineRecords
     from sandkasten.backends.cloud.provider import Provider
+    from sandkasten.backends.cloud.provider_options import ProviderOptions
     from sandkasten.errors import UnsupportedByBackend
     from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.ids import SandboxId
@@ -46,7 +46,7 @@ class CloudBackend:
         provider: Provider,
         records: MachineRecords,
         owner: str,
-        options: CloudOptions,
+        options: ProviderOptions,
         capabilities: Capabilities,
     ) -> None:
         self.capabilities = capabilities

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.model.backends.capabilities import Capabilities, Closed
 
 if TYPE_CHECKING:
-    from sandkasten.backends.cloud.machine_plan import ProviderOptions
+    from sandkasten.backends.cloud.provider_options import ProviderOptions
     from sandkasten.model.backends.backend_features import BackendFeatures
 
 # For everything of a create but the start of the machine.
@@ -38,7 +38,7 @@ def opened_by(options: ProviderOptions, name: str, can: Capabilities) -> Capabil
     """
     closed = None
     missing = options.missing()
-    if not options.cloud.enabled:
+    if not options.enabled:
         variable = f"SANDKASTEN_{name.upper()}_ENABLED"
         closed = Closed(
             f"backend {name} is not enabled",
@@ -46,5 +46,5 @@ def opened_by(options: ProviderOptions, name: str, can: Capabilities) -> Capabil
         )
     elif missing is not None:
         closed = Closed(missing.reason, missing.remedy)
-    timeout_s = 2 * options.cloud.start_s + _ANSWERS_S
+    timeout_s = 2 * options.start_s + _ANSWERS_S
     return replace(can, closed=closed, create_timeout_s=timeout_s)

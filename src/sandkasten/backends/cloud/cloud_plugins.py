@@ -6,19 +6,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.backends.cloud.cloud_capabilities import opened_by
 from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
+from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
 from sandkasten.backends.cloud.fly.fly_capabilities import FLY
+from sandkasten.backends.cloud.fly.fly_options import FlyOptions
 from sandkasten.backends.cloud.modal.modal_capabilities import MODAL
+from sandkasten.backends.cloud.modal.modal_options import ModalOptions
 from sandkasten.backends.lazy_backend import LazyBackend, with_library
 from sandkasten.ports.backend_plugins import BackendPlugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sandkasten.backends.cloud.machine_plan import ProviderOptions
     from sandkasten.backends.cloud.provider import Provider
+    from sandkasten.backends.cloud.provider_options import ProviderOptions
     from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.ports import Backend
-    from sandkasten.ports.backend_plugins import BackendContext
+    from sandkasten.ports.backend_plugins import BackendContext, PluginSettings
 
 
 def _fly(options: Any, owner: str) -> Provider:
@@ -40,10 +43,13 @@ def _modal(options: Any, owner: str) -> Provider:
 
 
 def _plugin(
-    name: str, can: Capabilities, provider: Callable[[Any, str], Provider]
+    name: str,
+    can: Capabilities,
+    section: type[PluginSettings],
+    provider: Callable[[Any, str], Provider],
 ) -> BackendPlugin:
     def opened(context: BackendContext) -> Mapping[str, Backend]:
-        options: ProviderOptions = context.settings(name)
+        options: ProviderOptions = context.settings
         directory = context.data_dir / name
         left = opened_by(options, name, can)
 
@@ -54,7 +60,7 @@ def _plugin(
             records = MachineRecords(directory)
             owner = records.owner()
             machines = provider(options, owner)
-            return CloudBackend(machines, records, owner, options.cloud, left)
+            return CloudBackend(machines, records, owner, options, left)
 
         def holds() -> bool:
             from sandkasten.backends.cloud.machine_records import MachineRecords
@@ -63,11 +69,11 @@ def _plugin(
 
         return {name: LazyBackend(name, left, directory, with_library(name, name, opener), holds)}
 
-    return BackendPlugin(name, can, opened)
+    return BackendPlugin(name, can, opened, settings=section)
 
 
 PLUGINS: Final = (
-    _plugin("fly", FLY, _fly),
-    _plugin("e2b", E2B, _e2b),
-    _plugin("modal", MODAL, _modal),
+    _plugin("fly", FLY, FlyOptions, _fly),
+    _plugin("e2b", E2B, E2bOptions, _e2b),
+    _plugin("modal", MODAL, ModalOptions, _modal),
 )

@@ -8,12 +8,11 @@ as root: the gate, which starts the runner as another user, and code is a third 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.cloud.differences import network_mode
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, MachineOrder
 from sandkasten.errors import BackendUnavailable
-from sandkasten.lazy_dataclass import dataclass
 from sandkasten.linux.programs import Programs
 from sandkasten.model.sandbox.cell_spec import (
     HOME,
@@ -25,8 +24,8 @@ from sandkasten.model.sandbox.cell_spec import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
+    from sandkasten.backends.cloud.provider_options import ProviderOptions
     from sandkasten.backends.gate.entry_keys import EntryKeys
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
@@ -36,47 +35,13 @@ DIRECTORY: Final = "/opt/sandkasten"
 RUNNER: Final = f"{DIRECTORY}/sandkasten-runner"
 _GATE: Final = f"{DIRECTORY}/sandkasten-egress"
 PROGRAMS: Final = (RUNNER, _GATE)
+PORT: Final = 8484
+"""Where the gate listens in the machine."""
 KEYS_VARIABLE: Final = "SANDKASTEN_GATE_KEYS"
 """A variable of the gate with its keys, for a provider that cannot bring files for root alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class CloudOptions:
-    """What an operator chooses at every provider."""
-
-    enabled: bool = False
-    """Whether new sandboxes may be made there."""
-    lifetime_s: float = 3600.0
-    """The provider ends a machine after this time."""
-    start_s: float = 120.0
-    """How long a machine may take to start."""
-    port: int = 8484
-    """Where the gate listens in the machine."""
-    region: str = ""
-    programs_dir: Path | None = None
-    """The directory of our programs for the provider's processors; None: those of this machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class MissingSetting:
-    """Why no request can be sent to a provider, and what the operator sets."""
-
-    reason: str
-    remedy: str
-
-
-class ProviderOptions(Protocol):
-    """The options of one provider."""
-
-    @property
-    def cloud(self) -> CloudOptions: ...
-
-    def missing(self) -> MissingSetting | None:
-        """Return a setting without which no request can be sent; None if there is none."""
-        ...
-
-
-def read_programs(options: CloudOptions) -> Mapping[str, bytes]:
+def read_programs(options: ProviderOptions) -> Mapping[str, bytes]:
     """Return the programs by their path in the machine. Blocks."""
     found = Programs.found(None, None)
     runner, gate = found.runner, found.egress
@@ -94,7 +59,7 @@ def read_programs(options: CloudOptions) -> Mapping[str, bytes]:
 def order(
     sandbox_id: SandboxId,
     spec: CellSpec,
-    options: CloudOptions,
+    options: ProviderOptions,
     owner: str,
     keys: EntryKeys,
     programs: Mapping[str, bytes],
@@ -123,8 +88,8 @@ def order(
             f"{DIRECTORY}/keys/token": keys.token,
         },
         programs=PROGRAMS,
-        command=_command(spec, options),
-        port=options.port,
+        command=_command(spec),
+        port=PORT,
         labels={LABEL_OWNER: owner, LABEL_ID: sandbox_id},
         region=options.region,
     )
@@ -139,12 +104,12 @@ def keys_variable(order: MachineOrder) -> str:
     )
 
 
-def _command(spec: CellSpec, options: CloudOptions) -> tuple[str, ...]:
+def _command(spec: CellSpec) -> tuple[str, ...]:
     return (
-        _GATE, "--machine", str(options.port), DIRECTORY,
+        _GATE, "--machine", str(PORT), DIRECTORY,
         RUNNER,
         # Our own connections do not keep a sandbox from being idle.
-        "--gate-port", str(options.port),
+        "--gate-port", str(PORT),
         "--state-dir", f"{DIRECTORY}/state",
         "--workspace", WORKSPACE,
         "--home", HOME,

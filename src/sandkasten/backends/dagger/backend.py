@@ -124,9 +124,9 @@ class DaggerBackend:
                 )
             )
         if all(line.ok for line in lines):
-            for network, address in self._options.engines:
+            for network, address in self._options.engines.items():
                 lines.append(await self._looked_at(network, address))
-        if self._options.engines and self._options.address("none") is None:
+        if self._options.engines and "none" not in self._options.engines:
             lines.append(
                 Requirement(
                     "engine none",
@@ -157,7 +157,7 @@ class DaggerBackend:
 
     async def owned(self) -> Sequence[SandboxId]:
         """Return nothing. Raise BackendUnavailable if an engine is away, as other backends do."""
-        for _, address in self._options.engines:
+        for address in self._options.engines.values():
             await check_listening(address)
         return ()
 
@@ -233,7 +233,7 @@ class DaggerBackend:
             return None
         name = names[-1]
         fields = {"reference": name}
-        session = self._session("none" if self._options.address("none") else "egress")
+        session = self._session("none" if "none" in self._options.engines else "egress")
         answer = await session.ask("resolve", fields, self._options.timeout_s)
         if "error" in answer:
             await session.check()
@@ -270,7 +270,7 @@ class DaggerBackend:
         found = self._sessions.get(network)
         if found is not None:
             return found
-        address = self._options.address(network)
+        address = self._options.engines.get(network)
         for line in (self._library(), self._cli()):
             if not line.ok:
                 raise BackendUnavailable(

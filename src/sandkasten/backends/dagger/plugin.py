@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.dagger.capabilities import DAGGER, dagger_capabilities
+from sandkasten.backends.dagger.dagger_options import DaggerOptions
 from sandkasten.backends.lazy_backend import LazyBackend
 from sandkasten.ports.backend_plugins import BackendPlugin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.backends.dagger.dagger_options import DaggerOptions
     from sandkasten.ports import Backend
     from sandkasten.ports.backend_plugins import BackendContext
 
 
 def _open(context: BackendContext) -> Mapping[str, Backend]:
-    options: DaggerOptions = context.settings("dagger")
+    options: DaggerOptions = context.settings
 
     def opener() -> Backend:
         from sandkasten.backends.dagger.backend import DaggerBackend
@@ -28,4 +28,4 @@ def _open(context: BackendContext) -> Mapping[str, Backend]:
     return {"dagger": LazyBackend("dagger", can, context.data_dir / "dagger", opener)}
 
 
-PLUGIN: Final = BackendPlugin("dagger", DAGGER, _open)
+PLUGIN: Final = BackendPlugin("dagger", DAGGER, _open, settings=DaggerOptions)

@@ -9,24 +9,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.docker.capabilities import DOCKER, docker_capabilities
+from sandkasten.backends.docker.docker_options import STATION_HOST, DockerOptions
 from sandkasten.backends.lazy_backend import LazyBackend, with_library
 from sandkasten.errors import BackendUnavailable
+from sandkasten.model.backends.docker_engines import ENGINE_PREFIX
 from sandkasten.ports.backend_plugins import BackendPlugin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.backends.docker.docker_options import DockerOptions
     from sandkasten.ports import Backend
     from sandkasten.ports.backend_plugins import BackendContext
 
 
 def _open(context: BackendContext) -> Mapping[str, Backend]:
-    section = context.settings("docker")
-    named: Mapping[str, DockerOptions] = context.settings("docker_engines")
+    section: DockerOptions = context.settings
+    named = {ENGINE_PREFIX + name: one.options for name, one in section.engines.items()}
 
     def opener(name: str, options: DockerOptions) -> Backend:
-        trouble = section.trouble if name == "docker" else None
+        trouble = options.trouble
         if trouble is not None:
             raise BackendUnavailable(trouble.message, hint=trouble.hint, backend=name)
         from sandkasten.backends.docker.backend import DockerBackend
@@ -47,8 +48,10 @@ def _open(context: BackendContext) -> Mapping[str, Backend]:
             context.data_dir / name.replace("/", "-"),
             with_library(name, "docker", partial(opener, name, options)),
         )
-        for name, options in {"docker": section.options, **named}.items()
+        for name, options in {"docker": section, **named}.items()
     }
 
 
-PLUGIN: Final = BackendPlugin("docker", DOCKER, _open)
+PLUGIN: Final = BackendPlugin(
+    "docker", DOCKER, _open, settings=DockerOptions, selecting_keys=(STATION_HOST,)
+)

@@ -13,7 +13,6 @@ import contextlib
 import os
 import secrets
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
@@ -53,6 +52,7 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.model.backends.capabilities import Capabilities
@@ -111,9 +111,10 @@ class KubernetesBackend:
 
     def _access(self) -> cluster_access.ClusterAccess:
         options = self._options
-        if options.kubeconfig:
-            path = Path(options.kubeconfig)
-            return cluster_access.from_kubeconfig(path, options.context, self._read, os.environ)
+        if options.kubeconfig is not None:
+            return cluster_access.from_kubeconfig(
+                options.kubeconfig, options.context, self._read, os.environ
+            )
         return cluster_access.in_cluster(os.environ)
 
     # ---- the verbs

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.kubernetes.capabilities import KUBERNETES, kubernetes_capabilities
+from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
 from sandkasten.backends.lazy_backend import LazyBackend
 from sandkasten.ports.backend_plugins import BackendPlugin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.ports import Backend
     from sandkasten.ports.backend_plugins import BackendContext
 
 
 def _open(context: BackendContext) -> Mapping[str, Backend]:
-    options: KubernetesOptions = context.settings("kubernetes")
+    options: KubernetesOptions = context.settings
 
     def opener() -> Backend:
         from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
@@ -30,4 +30,11 @@ def _open(context: BackendContext) -> Mapping[str, Backend]:
     return {"kubernetes": LazyBackend("kubernetes", can, home, opener)}
 
 
-PLUGIN: Final = BackendPlugin("kubernetes", KUBERNETES, _open)
+def _shares(options: KubernetesOptions) -> bool:
+    # Without a name of its own, an installation is one data directory.
+    return bool(options.installation)
+
+
+PLUGIN: Final = BackendPlugin(
+    "kubernetes", KUBERNETES, _open, settings=KubernetesOptions, shares=_shares
+)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from sandkasten.backends.lazy_backend import LazyBackend
 from sandkasten.backends.oci.capabilities import GVISOR, OCI
+from sandkasten.backends.oci.oci_options import OciOptions
 from sandkasten.ports.backend_plugins import BackendPlugin
 
 if TYPE_CHECKING:
@@ -16,18 +17,14 @@ if TYPE_CHECKING:
 
 
 def _open_oci(context: BackendContext) -> Mapping[str, Backend]:
+    options: OciOptions = context.settings
+
     def opener() -> Backend:
         from sandkasten.backends.oci.backend import OciBackend
         from sandkasten.backends.oci.cdi import DeviceSpecs
 
-        hooks = context.settings("cdi_hooks")
-        devices = DeviceSpecs(context.settings("cdi_dirs"), hooks, context.read_yaml)
-        return OciBackend(
-            context.data_dir,
-            context.settings("oci_runtime"),
-            strict=context.settings("oci_strict"),
-            devices=devices,
-        )
+        devices = DeviceSpecs(options.cdi_dirs, options.cdi_hooks, context.read_yaml)
+        return OciBackend(context.data_dir, options.runtime, strict=options.strict, devices=devices)
 
     return {"oci": LazyBackend("oci", OCI, context.data_dir / "oci", opener)}
 
@@ -41,5 +38,5 @@ def _open_gvisor(context: BackendContext) -> Mapping[str, Backend]:
     return {"gvisor": LazyBackend("gvisor", GVISOR, context.data_dir / "gvisor", opener)}
 
 
-OCI_PLUGIN: Final = BackendPlugin("oci", OCI, _open_oci)
+OCI_PLUGIN: Final = BackendPlugin("oci", OCI, _open_oci, settings=OciOptions)
 GVISOR_PLUGIN: Final = BackendPlugin("gvisor", GVISOR, _open_gvisor)

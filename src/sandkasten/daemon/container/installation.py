@@ -83,8 +83,9 @@ class ContainerReadiness:
 @asynccontextmanager
 async def installation(settings: Settings) -> AsyncIterator[Installation]:
     """Open the installation on the engine of the settings (and so of DOCKER_HOST)."""
-    if settings.docker.trouble is not None:
-        raise settings.docker.trouble
+    trouble = settings.plugins["docker"].trouble
+    if trouble is not None:
+        raise trouble
     made = Installation(settings)
     try:
         yield made
@@ -101,7 +102,7 @@ class Installation:
     def _host(self) -> EngineHost:
         """Raise BackendUnavailable if no engine is set and none is found."""
         if self._opened is None:
-            self._opened = EngineHost(self._settings.docker.options)
+            self._opened = EngineHost(self._settings.plugins["docker"])
         return self._opened
 
     async def aclose(self) -> None:
@@ -213,7 +214,7 @@ class Installation:
         self, asked: InstallationRequest, socket: str, *, local: bool | None = None
     ) -> InstallSpec:
         """`local` says whether the engine is on this machine; None: that is not known yet."""
-        options, http = self._settings.docker.options, self._settings.http
+        options, http = self._settings.plugins["docker"], self._settings.http
         models = self._models()
         agents = workflows = ""
         if local is not None:

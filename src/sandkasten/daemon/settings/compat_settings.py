@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from sandkasten.daemon.settings.preview_settings import PreviewSettings, domain
+from typing import TYPE_CHECKING
+
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.preview_links import checked_domain
 from sandkasten.model.sandbox.cell_spec import Profile  # noqa: TC001  (read by dataclasses)
 from sandkasten.settings.setting_fields import setting
-from sandkasten.settings.setting_parsers import Address, address, boolean, choice
+from sandkasten.settings.setting_parsers import Address, address, boolean, choice, domain
+
+if TYPE_CHECKING:
+    from sandkasten.daemon.settings.preview_settings import PreviewSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.image_names import all_aliases
@@ -10,10 +10,14 @@ from sandkasten.model.files.sandbox_paths import sandbox_path
 from sandkasten.model.pool.pool_kinds import PoolKind, parse_pool_kind, pool_kind_text
 from sandkasten.model.sandbox.gpus import ALL, MAX_GPUS
 from sandkasten.model.sandbox.host_mounts import mount_text, parse_mounts
-from sandkasten.settings.setting_parsers import boolean, image, invalid, number, string_list
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from sandkasten.settings.setting_parsers import (
+    boolean,
+    image,
+    invalid,
+    number,
+    pair_list,
+    string_list,
+)
 
 
 def gpu_count(name: str, value: object) -> int:
@@ -76,9 +80,7 @@ def sandbox_paths(name: str, value: object) -> tuple[str, ...]:
 
 def alias_map(name: str, value: object) -> dict[str, str]:
     """Accept a mapping, or strings `alias=image`. Cycles are refused."""
-    if isinstance(value, dict):
-        value = [f"{alias}={target}" for alias, target in value.items()]
-    pairs = dict(_split_alias(item) for item in string_list(name, value))
+    pairs = dict(_split_alias(item) for item in pair_list(name, value))
     try:
         all_aliases(pairs)
     except InvalidImage as exc:
@@ -89,10 +91,6 @@ def alias_map(name: str, value: object) -> dict[str, str]:
 def _split_alias(written: str) -> tuple[str, str]:
     alias, _, target = written.partition("=")
     return alias, target
-
-
-def show_aliases(aliases: Mapping[str, str]) -> list[str]:
-    return [f"{alias}={target}" for alias, target in aliases.items()]
 
 
 def mount_list(name: str, value: object) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sandkasten.daemon.settings.backends.backend_names import backend_name
 from sandkasten.daemon.settings.backends.backend_rule_settings import (
@@ -17,7 +17,6 @@ from sandkasten.daemon.settings.core_parsers import (
     mount_list,
     pool_kinds,
     sandbox_paths,
-    show_aliases,
     show_pool_kinds,
     zero_or_one,
 )
@@ -44,6 +43,7 @@ from sandkasten.settings.setting_parsers import (
     path,
     positive_integer,
     seconds,
+    show_pairs,
     string_list,
     wheel_directory,
 )
@@ -218,7 +218,7 @@ class ImageSettings:
         alias_map,
         {},
         "Names that stand for images, in addition to the built-in ones.",
-        show=show_aliases,
+        show=show_pairs,
     )
     pull: PullMode = setting(
         "images.pull",
@@ -247,27 +247,6 @@ class ImageSettings:
         {},
         "Registries and their credentials.",
         show=show_registries,
-    )
-    oci_runtime: Literal["runc", "crun"] = setting(
-        "oci.runtime", choice("runc", "crun"), "runc", "The runtime of backend oci: runc or crun."
-    )
-    cdi_dirs: tuple[str, ...] = setting(
-        "oci.cdi_dirs",
-        string_list,
-        ("/etc/cdi", "/var/run/cdi"),
-        "Where specifications of devices (Container Device Interface) are.",
-    )
-    cdi_hooks: bool = setting(
-        "oci.cdi_hooks",
-        boolean,
-        False,
-        "Whether hooks of these specifications, which run on the host, are used.",
-    )
-    oci_strict: bool = setting(
-        "oci.strict",
-        boolean,
-        False,
-        "Whether a runc with known escapes is refused instead of reported.",
     )
 
 

@@ -5,19 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.preview_links import checked_domain
 from sandkasten.settings.setting_fields import setting
-from sandkasten.settings.setting_parsers import Address, address, boolean, invalid, path, string
-
-
-def domain(name: str, value: object) -> str:
-    try:
-        checked_domain(name, string(name, value))
-    except InvalidRequest as exc:
-        raise invalid(name, "a domain", value, exc.hint) from exc
-    return str(value)
+from sandkasten.settings.setting_parsers import Address, address, boolean, domain, path
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.backend_catalog import PROBLEMS, capabilities_of
+from sandkasten.backends.backend_catalog import PLUGINS, PROBLEMS, capabilities_of
 from sandkasten.daemon.settings.agent_settings import AgentSettings
 from sandkasten.daemon.settings.backends.backend_names import check_backend
-from sandkasten.daemon.settings.backends.dagger_settings import DaggerSettings
-from sandkasten.daemon.settings.cloud.e2b_settings import E2bSettings
-from sandkasten.daemon.settings.cloud.fly_settings import FlySettings
-from sandkasten.daemon.settings.cloud.modal_settings import ModalSettings
 from sandkasten.daemon.settings.compat_settings import CompatSettings
 from sandkasten.daemon.settings.core_settings import (
     GeneralSettings,
@@ -27,16 +23,8 @@ from sandkasten.daemon.settings.core_settings import (
     PoolSettings,
     RecordSettings,
 )
-from sandkasten.daemon.settings.docker_settings import (
-    STATION_HOST,
-    DockerSettings,
-    EngineSettings,
-    NamedEngineSettings,
-    docker_settings,
-)
 from sandkasten.daemon.settings.http_settings import HttpSettings
 from sandkasten.daemon.settings.jwt_settings import JwtSettings
-from sandkasten.daemon.settings.kubernetes_settings import KubernetesSettings
 from sandkasten.daemon.settings.limit_settings import (
     DiskSettings,
     FixedDefaults,
@@ -62,27 +50,18 @@ from sandkasten.model.journal_rows import RecordingRules, Retention
 from sandkasten.model.sandbox.host_mounts import MountRule, parse_mounts
 from sandkasten.model.sandbox.policy import Policy, public_limits
 from sandkasten.model.spelling import did_you_mean
-from sandkasten.settings.setting_fields import (
-    Origin,
-    SettingSource,
-    Shown,
-    settings_of,
-)
+from sandkasten.ports.backend_plugins import NamesEngines, SettingContext
+from sandkasten.settings.setting_fields import Origin, SettingSource, Shown, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
-    from sandkasten.backends.cloud.fly.fly_options import FlyOptions
-    from sandkasten.backends.cloud.modal.modal_options import ModalOptions
-    from sandkasten.backends.dagger.dagger_options import DaggerOptions
-    from sandkasten.backends.docker.docker_options import DockerOptions
-    from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
     from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.images.registry.registry_credentials import Access
     from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.images.pull_rules import PullMode
     from sandkasten.model.pool.pool_kinds import PoolRules
+    from sandkasten.settings.setting_fields import Section
     from sandkasten.store.bucket.bucket_options import BucketOptions
 
 _PREFIXES: Final = ("SANDKASTEN_", "STATION_SANDBOX_")
@@ -92,8 +71,7 @@ _OTHER_VARIABLES: Final = frozenset({"SANDKASTEN_URL", "SANDKASTEN_TENANT", "SAN
 _OF_OTHERS: Final = lazy_pattern.compile(
     r"SANDKASTEN_((IMAGE|ALLOWED_HOSTS|SHARED_VOLUME|AGENTS|WORKFLOWS|LONG)$|(SERVICE|TEST|LIVE)_|PORT)"
 )
-# In the order of the reference page.
-SECTIONS = (
+_RUNTIME: Final = (
     GeneralSettings,
     LimitDefaults,
     FixedDefaults,
@@ -106,13 +84,8 @@ SECTIONS = (
     SecretSettings,
     ImageSettings,
     PoolSettings,
-    EngineSettings,
-    NamedEngineSettings,
-    KubernetesSettings,
-    FlySettings,
-    E2bSettings,
-    ModalSettings,
-    DaggerSettings,
+)
+_SERVER: Final = (
     PackageSettings,
     HttpSettings,
     PreviewSettings,
@@ -125,6 +98,12 @@ SECTIONS = (
     AgentSettings,
     ProviderSettings,
 )
+
+
+def sections() -> tuple[type[Section], ...]:
+    """Return the sections of everything that is installed, in the order of the reference page."""
+    plugins = (plugin.settings for plugin in PLUGINS)
+    return (*_RUNTIME, *(section for section in plugins if section is not None), *_SERVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +122,6 @@ class Settings:
     """Holds secrets: never printed."""
     policy: Policy = field(repr=False)
     """Holds values of the operator's environment: never printed."""
-    oci_runtime: Literal["runc", "crun"]
-    oci_strict: bool
-    """Whether a runc with known escapes is refused instead of reported."""
-    cdi_dirs: tuple[str, ...]
-    cdi_hooks: bool
     retention: Retention
     audit: bool
     recording: RecordingRules
@@ -166,16 +140,8 @@ class Settings:
     bucket: BucketOptions | None
     """The bucket for the content of stored files."""
     telemetry: TelemetrySettings
-    docker: DockerSettings
-    docker_engines: Mapping[str, DockerOptions]
-    """Named Docker Engines by the name of their backend."""
-    kubernetes: KubernetesOptions
-    fly: FlyOptions = field(repr=False)
-    """Holds the token: never printed."""
-    e2b: E2bOptions = field(repr=False)
-    """Holds the key: never printed."""
-    modal: ModalOptions
-    dagger: DaggerOptions
+    plugins: Mapping[str, Any] = field(repr=False)
+    """The section of each plugin by its name. May hold secrets: never printed."""
     agents: AgentSettings
     providers: tuple[ProviderEndpoint, ...]
     """Model providers by the prefix of a model's name."""
@@ -204,7 +170,7 @@ def documented() -> list[DocumentedSetting]:
     shown["data_dir"] = "/var/lib/sandkasten, or ~/.local/state/sandkasten without root"
     return [
         DocumentedSetting(one.name, one.variables, shown[one.name], one.doc)
-        for section in SECTIONS
+        for section in sections()
         for one in settings_of(section)
     ]
 
@@ -217,9 +183,9 @@ def load(
     """Resolve every setting. `flags` have dotted names; the flag `config` names the file."""
     environ = os.environ if environ is None else environ
     flags = dict(flags or {})
-    names = [one.name for section in SECTIONS for one in settings_of(section)]
+    names = [one.name for section in sections() for one in settings_of(section)]
     file = find_file(flags.pop("config", None) or environ.get("SANDKASTEN_CONFIG"), cwd)
-    keys = [key for section in SECTIONS for one in settings_of(section) for key in one.keys]
+    keys = [key for section in sections() for one in settings_of(section) for key in one.keys]
     file_values = read_file(file, [*names, *keys]) if file is not None else {}
     for name in flags:
         if name not in names:
@@ -242,7 +208,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     if not named:
         return ()
     known = _OTHER_VARIABLES.union(
-        *(one.variables for part in SECTIONS for one in settings_of(part))
+        *(one.variables for part in sections() for one in settings_of(part))
     )
     return tuple(
         f"the environment variable {name[:80]} has no effect; {_nearest(name, known)}"
@@ -275,13 +241,19 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     policy, maxima = source.read(PolicySettings), source.read(LimitCeilings)
     workspace, disk = source.read(WorkspaceSettings), source.read(DiskSettings)
     images = source.read(ImageSettings)
-    engine, engines = source.read(EngineSettings), source.read(NamedEngineSettings)
-    check_backend(general.backend, engines.rules())
-    chosen = source.origins["backends.docker.host"].origin
-    if source.origins["backend"].origin == "default" and chosen.endswith(f"({STATION_HOST})"):
-        general = replace(general, backend="docker")
-        source.origins["backend"] = Origin("backend", "docker", chosen)
-    cluster = source.read(KubernetesSettings)
+    declared = {
+        plugin.name: source.read(plugin.settings)
+        for plugin in PLUGINS
+        if plugin.settings is not None
+    }
+    engines = {
+        name: rules
+        for section in declared.values()
+        if isinstance(section, NamesEngines)
+        for name, rules in section.engine_rules().items()
+    }
+    check_backend(general.backend, engines)
+    general = _selected(general, source)
     packages = source.read(PackageSettings)
     pool = source.read(PoolSettings)
     http = source.read(HttpSettings)
@@ -306,7 +278,13 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     check_rules(policy.backends, _strength, policy.isolation, policy.isolation_minimum)
     for at, rule in enumerate(policy.backends):
         for used in rule.use:
-            check_backend(used, engines.rules(), f"policy.backends[{at}].use")
+            check_backend(used, engines, f"policy.backends[{at}].use")
+    context = SettingContext(
+        environ=environ,
+        origins=source.origins,
+        default_backend=general.backend,
+        longest_life_s=general.lifetime_s + pool.rules().oldest_s,
+    )
     return Settings(
         data_dir=data_dir,
         backend=general.backend,
@@ -338,7 +316,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             gpus=policy.gpus,
             isolation=policy.isolation,
             isolation_minimum=policy.isolation_minimum,
-            docker_engines=engines.rules(),
+            docker_engines=engines,
             backends=policy.backends,
             ceiling=ceilings,
             allow_network=policy.allow_network,
@@ -348,10 +326,6 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
                 policy.network, source.read(NetworkLimitSettings).limits()
             ),
         ),
-        oci_runtime=images.oci_runtime,
-        oci_strict=images.oci_strict,
-        cdi_dirs=images.cdi_dirs,
-        cdi_hooks=images.cdi_hooks,
         retention=Retention(
             sessions_s=records.sessions_s,
             execs_s=records.execs_s,
@@ -375,20 +349,24 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         store=store,
         bucket=source.read(BucketSettings).options(store),
         telemetry=source.read(TelemetrySettings),
-        docker=docker_settings(engine, source.origins, environ, backend=general.backend),
-        docker_engines=engines.options(environ),
-        kubernetes=cluster.options(general.lifetime_s + pool.rules().oldest_s),
-        fly=source.read(FlySettings).options(),
-        e2b=source.read(E2bSettings).options(),
-        modal=source.read(ModalSettings).options(),
-        dagger=source.read(DaggerSettings).options(
-            source.origins, default=general.backend == "dagger"
-        ),
+        plugins={name: section.completed(context) for name, section in declared.items()},
         agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),
         packages=packages.rules(),
         values=tuple(source.origins.values()),
     )
+
+
+def _selected(general: GeneralSettings, source: SettingSource) -> GeneralSettings:
+    """Return the settings with the backend that a key of the file selects, if none is set."""
+    if source.origins["backend"].origin != "default":
+        return general
+    for plugin in PLUGINS:
+        for origin in source.origins.values():
+            if origin.origin.endswith(tuple(f"({key})" for key in plugin.selecting_keys)):
+                source.origins["backend"] = replace(origin, name="backend", value=plugin.name)
+                return replace(general, backend=plugin.name)
+    return general
 
 
 def _strength(backend: str) -> int:

@@ -22,7 +22,7 @@ from e2b.sandbox.commands.command_handle import CommandExitException
 from sandkasten.backends.cloud import provider_errors, websocket_stream
 from sandkasten.backends.cloud.e2b.e2b_options import KEY_VARIABLE
 from sandkasten.backends.cloud.e2b.e2b_traits import TITLE, TRAITS
-from sandkasten.backends.cloud.machine_plan import DIRECTORY
+from sandkasten.backends.cloud.machine_plan import DIRECTORY, PORT
 from sandkasten.backends.cloud.provider import LABEL_ID, LABEL_OWNER, is_machine_id
 from sandkasten.errors import (
     BackendUnavailable,
@@ -241,7 +241,7 @@ class E2bProvider:
                     machine_id, timeout=_CONNECT_TIMEOUT_S, **self._api
                 )
                 _check_id(machine.sandbox_id)
-                address = self._address(machine, self._options.cloud.port)
+                address = self._address(machine, PORT)
             self._addresses[machine_id] = address
         if self._session is None:
             self._session = websocket_stream.new_session()

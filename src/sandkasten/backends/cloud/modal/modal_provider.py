@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import modal
 
 from sandkasten.backends.cloud import provider_errors
-from sandkasten.backends.cloud.machine_plan import KEYS_VARIABLE, RUNNER, keys_variable
+from sandkasten.backends.cloud.machine_plan import KEYS_VARIABLE, PORT, RUNNER, keys_variable
 from sandkasten.backends.cloud.modal.modal_session import ModalSession
 from sandkasten.backends.cloud.modal.modal_traits import TRAITS
 from sandkasten.backends.cloud.modal.relay_stream import RelayStream
@@ -54,7 +54,7 @@ class ModalProvider:
     def __init__(self, options: ModalOptions, owner: str) -> None:
         self._options = options
         self._owner = owner
-        self._relay: tuple[str, ...] = (RUNNER, "--relay", str(options.cloud.port))
+        self._relay: tuple[str, ...] = (RUNNER, "--relay", str(PORT))
         self._session = ModalSession(options)
         self._ids: dict[str, SandboxId] = {}
 

@@ -1,19 +1,62 @@
-"""Settings that all providers of machines share: the switch `enabled`, and the URL of its API."""
+"""Options that all providers of machines have: when a provider may be used, and its API's URL."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
 from sandkasten.settings.setting_fields import setting
 from sandkasten.settings.setting_parsers import boolean, http_url
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from urllib.parse import SplitResult
 
 
-def enabled(provider: str, title: str) -> bool:
+@dataclass(frozen=True, slots=True)
+class MissingSetting:
+    """Why no request can be sent to a provider, and what the operator sets."""
+
+    reason: str
+    remedy: str
+
+
+class ProviderOptions(Protocol):
+    """The options of one provider."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether new sandboxes may be made there."""
+        ...
+
+    @property
+    def lifetime_s(self) -> float:
+        """The provider ends a machine after this time."""
+        ...
+
+    @property
+    def start_s(self) -> float:
+        """How long a machine may take to start."""
+        ...
+
+    @property
+    def region(self) -> str:
+        """Empty: as the provider chooses."""
+        ...
+
+    @property
+    def programs_dir(self) -> Path | None:
+        """The directory of our programs for its processors; None: those of this machine."""
+        ...
+
+    def missing(self) -> MissingSetting | None:
+        """Return a setting without which no request can be sent; None if there is none."""
+        ...
+
+
+def enabled_setting(provider: str, title: str) -> bool:
     """Declare the switch of a provider. It is off until the operator turns it on: each key that may
     create a sandbox can otherwise make machines that the operator pays for.
     """

@@ -1,1 +1,0 @@
-"""Settings of the providers of machines, one module for each."""
