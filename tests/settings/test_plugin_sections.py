@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sandkasten.backends.backend_catalog import PLUGINS
 from sandkasten.daemon.settings import resolver
+from sandkasten.daemon.settings.backends import backend_names
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.backends.capabilities import Capabilities
+from sandkasten.model.optional_extras import SECTION_EXTRAS
 from sandkasten.ports.backend_plugins import BackendPlugin
 from sandkasten.settings.setting_fields import Origin, setting
 from sandkasten.settings.setting_parsers import seconds, string
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sandkasten.ports.backend_plugins import SettingContext
+
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +74,58 @@ def test_settings_of_a_plugin_that_is_not_installed_are_unknown(tmp_path: Path) 
     assert "other" not in resolver.load({}, {}, tmp_path).plugins
     with pytest.raises(InvalidConfiguration, match=r"backends\.other\.host"):
         resolver.load({"backends.other.host": "far"}, {}, tmp_path)
+
+
+@pytest.fixture
+def _without_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tuple(one for one in PLUGINS if one.name != "docker")
+    monkeypatch.setattr(resolver, "PLUGINS", left)
+    monkeypatch.setattr(backend_names, "BACKENDS", tuple(one.name for one in left))
+
+
+INSTALL = "pip install 'sandkasten-runtime[docker]'"
+
+
+@pytest.mark.usefixtures("_without_docker")
+@pytest.mark.parametrize(
+    ("flags", "text", "setting"),
+    [
+        ({}, "backends: {docker: {host: 'unix:///s'}}\n", "backends.docker"),
+        ({"backends.docker.host": "unix:///s"}, "", "backends.docker.host"),
+        ({"backend": "docker"}, "", "backend"),
+    ],
+    ids=["file", "flag", "backend"],
+)
+def test_section_of_ours_that_is_not_installed_is_refused_with_the_command_that_installs_it(
+    tmp_path: Path, flags: dict[str, str], text: str, setting: str
+) -> None:
+    (tmp_path / "sandkasten.yaml").write_text(text)
+    with pytest.raises(InvalidConfiguration) as error:
+        resolver.load(flags, {}, tmp_path)
+    assert "the extra docker, which provides it, is not installed" in error.value.message
+    assert error.value.hint == INSTALL
+    assert error.value.details["setting"] == setting
+
+
+@pytest.mark.usefixtures("_without_docker")
+def test_variable_of_a_section_that_is_not_installed_is_answered_with_the_same_command(
+    tmp_path: Path,
+) -> None:
+    environ = {"SANDKASTEN_DOCKER_HOST": "unix:///s"}
+    assert resolver.load({}, environ, tmp_path).warnings == (
+        "the environment variable SANDKASTEN_DOCKER_HOST has no effect; "
+        f"the extra docker is not installed; run: {INSTALL}",
+    )
+
+
+def test_misspelled_setting_of_an_installed_section_gets_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "sandkasten.yaml").write_text("backends: {docker: {hots: 'unix:///s'}}\n")
+    with pytest.raises(InvalidConfiguration) as error:
+        resolver.load({}, {}, tmp_path)
+    assert error.value.hint == "did you mean backends.docker.host?"
+
+
+def test_table_of_extras_has_the_section_of_each_plugin_with_an_extra() -> None:
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    with_an_extra = {one.name for one in PLUGINS if one.name in extras}
+    assert {f"backends.{name}": name for name in with_an_extra} == SECTION_EXTRAS

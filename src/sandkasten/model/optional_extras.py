@@ -6,8 +6,19 @@ name in the public index belongs to another project, so no hint may say to insta
 
 from __future__ import annotations
 
+from typing import Final
+
 DISTRIBUTION = "sandkasten-runtime"
 VERSION = "0.1.0"
+SECTION_EXTRAS: Final = {
+    "backends.docker": "docker",
+    "backends.kubernetes": "kubernetes",
+    "backends.dagger": "dagger",
+    "backends.fly": "fly",
+    "backends.e2b": "e2b",
+    "backends.modal": "modal",
+}
+"""Sections of settings that plugins of this project declare, with the extra that has the plugin."""
 
 
 def install_command(extra: str) -> str:

@@ -40,21 +40,20 @@ from sandkasten.daemon.settings.secret_settings import SecretSettings
 from sandkasten.daemon.settings.settings_file import find_file, read_file
 from sandkasten.daemon.settings.store_settings import BucketSettings, StoreSettings
 from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
+from sandkasten.daemon.settings.unknown_settings import unknown_setting, unknown_variables
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model import lazy_pattern
 from sandkasten.model.backends.backend_rules import check_rules
 from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PullLimits
 from sandkasten.model.journal_rows import RecordingRules, Retention
 from sandkasten.model.sandbox.host_mounts import MountRule, parse_mounts
 from sandkasten.model.sandbox.policy import Policy, public_limits
-from sandkasten.model.spelling import did_you_mean
 from sandkasten.ports.backend_plugins import NamesEngines, SettingContext
 from sandkasten.settings.setting_fields import Origin, SettingSource, Shown, settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.images.registry.registry_credentials import Access
@@ -64,13 +63,6 @@ if TYPE_CHECKING:
     from sandkasten.settings.setting_fields import Section
     from sandkasten.store.bucket.bucket_options import BucketOptions
 
-_PREFIXES: Final = ("SANDKASTEN_", "STATION_SANDBOX_")
-# Read by the client and the command line.
-_OTHER_VARIABLES: Final = frozenset({"SANDKASTEN_URL", "SANDKASTEN_TENANT", "SANDKASTEN_CONFIG"})
-# Of the compose files, of a service with our name in Kubernetes, and of this repository's tests.
-_OF_OTHERS: Final = lazy_pattern.compile(
-    r"SANDKASTEN_((IMAGE|ALLOWED_HOSTS|SHARED_VOLUME|AGENTS|WORKFLOWS|LONG)$|(SERVICE|TEST|LIVE)_|PORT)"
-)
 _RUNTIME: Final = (
     GeneralSettings,
     LimitDefaults,
@@ -183,56 +175,18 @@ def load(
     """Resolve every setting. `flags` have dotted names; the flag `config` names the file."""
     environ = os.environ if environ is None else environ
     flags = dict(flags or {})
-    names = [one.name for section in sections() for one in settings_of(section)]
+    declared = [one for section in sections() for one in settings_of(section)]
+    names = [one.name for one in declared]
     file = find_file(flags.pop("config", None) or environ.get("SANDKASTEN_CONFIG"), cwd)
-    keys = [key for section in sections() for one in settings_of(section) for key in one.keys]
+    keys = [key for one in declared for key in one.keys]
     file_values = read_file(file, [*names, *keys]) if file is not None else {}
     for name in flags:
         if name not in names:
-            raise InvalidConfiguration(
-                f"{name[:80]!r} is not a setting (given as a flag)",
-                hint=did_you_mean(name, names),
-                setting=name[:80],
-            )
+            message = f"{name[:80]!r} is not a setting (given as a flag)"
+            raise unknown_setting(message, name, names)
     built = _build(SettingSource(flags, environ, file_values, f"file {file}"), environ)
-    return replace(built, warnings=(*_unknown_variables(environ), *PROBLEMS))
-
-
-def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a sentence for each variable with one of our prefixes that nothing reads."""
-    named = [
-        name
-        for name, value in sorted(environ.items())
-        if value and name.startswith(_PREFIXES) and not _OF_OTHERS.match(name)
-    ]
-    if not named:
-        return ()
-    known = _OTHER_VARIABLES.union(
-        *(one.variables for part in sections() for one in settings_of(part))
-    )
-    return tuple(
-        f"the environment variable {name[:80]} has no effect; {_nearest(name, known)}"
-        for name in named
-        if name not in known
-    )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """Compare without the prefixes, which would make any two names similar."""
-    from difflib import get_close_matches
-
-    plain = {one: _without_prefix(one) for one in sorted(known)}
-    near = get_close_matches(_without_prefix(name)[:64], plain.values(), n=1, cutoff=0.6)
-    alike = [one for one, short in plain.items() if short in near]
-    prefix = next(one for one in _PREFIXES if name.startswith(one))
-    best = next((one for one in alike if one.startswith(prefix)), alike[0] if alike else "")
-    return f"did you mean {best}?" if best else "sandkasten config show lists the settings"
-
-
-def _without_prefix(name: str) -> str:
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
+    variables = [variable for one in declared for variable in one.variables]
+    return replace(built, warnings=(*unknown_variables(environ, variables), *PROBLEMS))
 
 
 def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:

@@ -11,8 +11,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sandkasten.daemon.settings.unknown_settings import unknown_setting
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.model.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,11 +64,7 @@ def read_file(path: Path, known: Sequence[str]) -> dict[str, object]:
     flat = _flat(path, tree, sections, "")
     for name in flat:
         if name not in known:
-            raise InvalidConfiguration(
-                f"{path} has an unknown key {name[:80]!r}",
-                hint=did_you_mean(name, known),
-                setting=name[:80],
-            )
+            raise unknown_setting(f"{path} has an unknown key {name[:80]!r}", name, known)
     # `key:` without a value means the default.
     return {name: value for name, value in flat.items() if value is not None}
 

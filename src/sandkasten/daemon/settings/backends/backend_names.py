@@ -12,6 +12,7 @@ from sandkasten.model.backends.docker_engines import (
     engine_labels,
     labelled,
 )
+from sandkasten.model.optional_extras import SECTION_EXTRAS, install_command
 from sandkasten.model.spelling import did_you_mean
 from sandkasten.settings.setting_parsers import choice, invalid
 
@@ -29,6 +30,13 @@ def backend_name(name: str, value: object) -> str:
         if ENGINE_NAME.match(value.removeprefix(ENGINE_PREFIX)):
             return value
         raise invalid(name, "docker/NAME", value, "write a name of backends.docker.engines")
+    extra = SECTION_EXTRAS.get(f"backends.{value}")
+    if extra is not None and value not in BACKENDS:
+        raise InvalidConfiguration(
+            f"{name} is {value}, and the extra {extra}, which provides it, is not installed",
+            hint=install_command(extra),
+            setting=name,
+        )
     return choice(*BACKENDS)(name, value)
 
 
