@@ -289,7 +289,7 @@ async def test_a_malformed_id_answers_like_an_unknown_one(daemon, the_id):
 
 @pytest.mark.promise("P40")
 async def test_a_body_too_large_is_refused_without_keeping_it(engine):
-    rules = HttpLimits(max_json_bytes=1 << 20)
+    rules = HttpLimits(max_json_mb=1)
     async with serving(engine, rules=rules) as daemon:
         head = (
             b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

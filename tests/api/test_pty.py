@@ -8,7 +8,7 @@ import json
 import aiohttp
 import pytest
 
-from sandkasten.model.journal_rows import RecordingRules
+from sandkasten.store.record_rules import RecordingRules
 from sandkasten.store.recording_directory import RecordingDirectory
 from tests.patience import PATIENCE_S
 

@@ -13,9 +13,9 @@ import pytest
 from sandkasten.client.server.embedded import ServerAddress, settings
 from sandkasten.daemon.persistent_stores import open_books
 from sandkasten.engine.clock import SystemClock
-from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.store.content_files import Content
 from sandkasten.store.file_store import DiskFileStore
+from sandkasten.store.record_rules import FileRules
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.patience import PATIENCE_S

@@ -381,7 +381,7 @@ async def test_metrics_need_their_scope_unless_they_are_public(engine):
         assert (await daemon.ask("GET", "/metrics")).status == 401
         key = {"Authorization": "Bearer sk-secret"}
         assert (await daemon.ask("GET", "/metrics", headers=key)).status == 200
-    rules = HttpLimits(metrics_open=True)
+    rules = HttpLimits(metrics="open")
     async with serving(engine, doorkeeper=closed, metrics=Metrics(), rules=rules) as daemon:
         assert (await daemon.ask("GET", "/metrics")).status == 200
         assert (await daemon.ask("GET", "/v1/sessions")).status == 401

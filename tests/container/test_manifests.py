@@ -176,7 +176,7 @@ def test_a_client_in_the_cluster_may_use_the_name_of_the_service(settings: Setti
     about = only("Service")["metadata"]
     name = f"{about['name']}.{about['namespace']}"
     assert {about["name"], name, f"{name}.svc", f"{name}.svc.cluster.local"} == {
-        *settings.http.allowed_hosts
+        *settings.http.limits.allowed_hosts
     }
 
 

@@ -21,10 +21,11 @@ from sandkasten.model.audit_records import AuditFilter, AuditRow
 from sandkasten.model.commands.code_values import CodeRequest, ContextRequest
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import SandboxId
-from sandkasten.model.journal_rows import CODE_BYTES, RecordingRules
+from sandkasten.model.journal_rows import CODE_BYTES
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports.spans import caller_key
 from sandkasten.store.audit_directory import AuditDirectory
+from sandkasten.store.record_rules import RecordingRules
 from sandkasten.store.recording_directory import RecordingDirectory
 from tests.engine.injections import GO, World
 from tests.patience import PATIENCE_S

@@ -15,9 +15,10 @@ from sandkasten.errors import (
     PayloadTooLarge,
     QuotaExceeded,
 )
-from sandkasten.model.files.file_store_rules import FileRules, file_key, new_file_key
+from sandkasten.model.files.file_store_rules import file_key, new_file_key
 from sandkasten.store.file_store import DiskFileStore
 from sandkasten.store.postgres.postgres_files import PostgresFileStore
+from sandkasten.store.record_rules import FileRules
 from sandkasten.store.sqlite.database import Database
 from tests.store.bucket.listed_objects import contents_in
 

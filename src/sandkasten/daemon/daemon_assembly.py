@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from sandkasten.api.http_app import App, OnlyPreviews
-from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.previews.preview_access import PreviewRules, Previews
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
@@ -134,14 +133,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
                 and all(is_loopback(one.host) for one in _api_addresses(settings)),
             ),
             clock=clock,
-            rules=HttpLimits(
-                allowed_hosts=rules.allowed_hosts,
-                allowed_origins=rules.allowed_origins,
-                max_json_bytes=rules.max_json_bytes,
-                body_timeout_s=rules.body_timeout_s,
-                upload_timeout_s=rules.upload_timeout_s,
-                metrics_open=rules.metrics_open,
-            ),
+            rules=rules.limits,
             journal=books.journal,
             audit=books.audit,
             keys=books.keys,
@@ -269,10 +261,10 @@ async def _listen_for_e2b(
 async def _open_tokens(settings: Settings, stack: AsyncExitStack) -> TokenVerifier | None:
     """Return what verifies tokens, or None where none are accepted."""
     rules = settings.jwt
-    if rules.issuer is None or rules.audience is None:
+    if not rules.enabled:
         return None
     try:
-        from sandkasten.api.request.token_verifier import TokenRules, TokenVerifier
+        from sandkasten.api.request.token_verifier import TokenVerifier
         from sandkasten.daemon.token_keys import TokenKeys
     except ModuleNotFoundError as exc:
         raise InvalidConfiguration(
@@ -282,15 +274,7 @@ async def _open_tokens(settings: Settings, stack: AsyncExitStack) -> TokenVerifi
         ) from exc
     keys = TokenKeys(rules)
     await stack.enter_async_context(keys.refreshed_regularly())
-    claims = TokenRules(
-        issuer=rules.issuer,
-        audience=rules.audience,
-        tenant_claim=rules.tenant_claim,
-        scope_claim=rules.scope_claim,
-        quota_claim=rules.quota_claim,
-        leeway_s=rules.leeway_s,
-    )
-    return TokenVerifier(claims, keys)
+    return TokenVerifier(rules, keys)
 
 
 def _api_addresses(settings: Settings) -> tuple[Address, ...]:

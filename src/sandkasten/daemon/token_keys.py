@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
-    from sandkasten.daemon.settings.jwt_settings import JwtSettings
+    from sandkasten.api.request.token_rules import TokenRules
 
 MAX_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 10.0
@@ -39,7 +39,7 @@ _log = logging.getLogger("sandkasten.jwt")
 class TokenKeys:
     """The keys of one daemon. `clock` is monotonic."""
 
-    def __init__(self, settings: JwtSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: TokenRules, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
         self._keys: tuple[TokenKey, ...] = ()

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.api.error_responses import problem
-from sandkasten.api.http_limits import HttpLimits
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.request.json_body import parse_object
 from sandkasten.api.request.large_bodies import LargeBodies
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from sandkasten.agents.tools.adapter_protocols import ToolCaller, ToolInfo
+    from sandkasten.api.http_limits import HttpLimits
     from sandkasten.daemon.http.listeners import AsgiApp
     from sandkasten.daemon.settings.http_settings import HttpSettings
 
@@ -49,12 +49,6 @@ async def mcp_over_http(
 ) -> AsyncIterator[str]:
     """Serve until the block ends and yield the URL. No session is left afterwards."""
     require_key(rules)
-    guard = HttpLimits(
-        allowed_hosts=rules.allowed_hosts,
-        allowed_origins=rules.allowed_origins,
-        max_json_bytes=rules.max_json_bytes,
-        body_timeout_s=rules.body_timeout_s,
-    )
     keeper = Doorkeeper(
         clock=SystemClock(),
         api_key=rules.api_key,
@@ -68,10 +62,10 @@ async def mcp_over_http(
                 open_caller,
                 version=version,
                 idle_s=idle_s,
-                max_body_bytes=rules.max_json_bytes,
+                max_body_bytes=rules.limits.max_json_bytes,
             ) as sessions,
             listening_on_network(
-                _GuardedApp(sessions, keeper, guard), address, rules, guard
+                _GuardedApp(sessions, keeper, rules.limits), address, rules, rules.limits
             ) as listening,
         ):
             yield listening.url + PATH

@@ -25,29 +25,6 @@ CODE_BYTES: Final = 16 * 1024
 """Code is longer than a command line, and is read rather than typed again."""
 
 
-_DAY_S: Final = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How long ended things are remembered."""
-
-    sessions_s: float = 7 * _DAY_S
-    execs_s: float = 7 * _DAY_S
-    audit_s: float = 90 * _DAY_S
-    audit_bytes: int = 1 << 30
-    """The audit log may take this much; its oldest records are removed first."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingRules:
-    """Which output is recorded, and how much of it."""
-
-    enabled: bool = False
-    max_bytes: int = 4 << 20
-    max_total_bytes: int = 1 << 30
-
-
 @dataclass(frozen=True, slots=True)
 class RecordingInfo:
     """One recording of output."""

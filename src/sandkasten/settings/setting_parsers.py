@@ -18,7 +18,6 @@ from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import durations
 from sandkasten.model.access.preview_links import checked_domain
-from sandkasten.model.addresses import is_loopback
 from sandkasten.model.images.image_name import checked_name
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -278,11 +277,6 @@ def domain(name: str, value: object) -> str:
     return str(value)
 
 
-def package_url(name: str, value: object) -> str:
-    url, _ = http_url(name, value, "the http(s) URL of a package index", "https://host/path")
-    return url
-
-
 def model_url(name: str, value: object) -> str:
     example = "http://127.0.0.1:11434/v1"
     url, parts = http_url(name, value, "the http(s) URL of a model server", example)
@@ -294,22 +288,6 @@ def model_url(name: str, value: object) -> str:
             setting=name,
         )
     return url.rstrip("/")
-
-
-def token_url(name: str, value: object) -> str:
-    """Accept HTTPS, and plain HTTP on this machine: who changes the keys can sign any token."""
-    url, parts = http_url(name, value, "the https URL of a key set", "https://host/jwks.json")
-    if (
-        parts.username
-        or parts.password
-        or not (parts.scheme == "https" or is_loopback(parts.hostname or ""))
-    ):
-        raise InvalidConfiguration(
-            f"{name} must be an https URL without a password",
-            hint="write https://host/jwks.json",
-            setting=name,
-        )
-    return url
 
 
 def http_url(name: str, value: object, expected: str, example: str) -> tuple[str, SplitResult]:
@@ -339,15 +317,3 @@ def path(name: str, value: object) -> Path:
 
 def path_list(name: str, value: object) -> tuple[Path, ...]:
     return tuple(Path(item) for item in string_list(name, value))
-
-
-def wheel_directory(name: str, value: object) -> str:
-    directory = string(name, value)
-    # pip splits its list of directories at spaces.
-    if not directory.startswith("/") or any(letter.isspace() for letter in directory):
-        raise InvalidConfiguration(
-            f"{name} must be the absolute path of a directory, without spaces",
-            hint="write /srv/wheels",
-            setting=name,
-        )
-    return directory

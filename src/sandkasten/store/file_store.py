@@ -28,7 +28,6 @@ from sandkasten.errors import (
 )
 from sandkasten.model.files.file_store_rules import (
     UNKNOWN_TYPE,
-    FileRules,
     checked_content_type,
     checked_metadata,
     file_key,
@@ -39,6 +38,7 @@ from sandkasten.model.files.file_store_rules import (
 from sandkasten.model.journal_rows import StoredFile
 from sandkasten.model.spelling import shown
 from sandkasten.store.content_files import Arrived, Content, pieces
+from sandkasten.store.record_rules import FileRules
 
 if TYPE_CHECKING:
     import sqlite3

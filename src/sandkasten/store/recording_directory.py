@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sandkasten.model.journal_rows import RecordingRules
+    from sandkasten.store.record_rules import RecordingRules
 
 log = logging.getLogger("sandkasten.recording")
 _TITLE_CHARS: Final = 200

@@ -17,6 +17,7 @@ from mcp.types.version import (
     LATEST_HANDSHAKE_VERSION,
 )
 
+from sandkasten.api.http_limits import HttpLimits
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.http_settings import HttpSettings
 from sandkasten.daemon.settings.resolver import load
@@ -394,13 +395,14 @@ async def test_a_body_with_a_key_twice_or_too_many_values_is_refused():
 
 
 async def test_a_body_that_is_too_large_or_never_ends_is_refused():
+    small = HttpLimits(max_json_mb=1000 / (1 << 20), body_timeout_s=PATIENCE_S)
     async with (
-        served(Log(), max_json_mb=1000 / (1 << 20), body_timeout_s=PATIENCE_S) as url,
+        served(Log(), limits=small) as url,
         aiohttp.ClientSession(headers=ACCEPT) as http,
         http.post(url, json={**OPENING, "x": "y" * 2000}) as large,
     ):
         assert large.status == 413
-    async with served(Log(), body_timeout_s=0.1) as url:
+    async with served(Log(), limits=HttpLimits(body_timeout_s=0.1)) as url:
         host, port = url.split("/")[2].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(

@@ -25,8 +25,14 @@ async def pieces(data: bytes):
 
 
 async def main(url: str, endpoint: str, what: str) -> None:
-    keys = (FULL["access_key"], FULL["secret_key"])
-    options = BucketOptions(endpoint, BUCKET, *keys, prefix="t/", min_bytes=0)
+    options = BucketOptions(
+        endpoint,
+        BUCKET,
+        prefix="t/",
+        access_key=FULL["access_key"],
+        secret_key=FULL["secret_key"],
+        min_bytes=0,
+    )
     database = await PostgresDatabase.open(url, schema="test", max_connections=4)
     async with Bucket(options) as bucket:
         contents = await BucketContents.open(database, bucket)

@@ -23,9 +23,11 @@ SHA256 = hashlib.sha256(DATA).hexdigest()
 
 def test_a_signature_is_that_of_the_published_example():
     options = BucketOptions(
-        "https://s3.amazonaws.com", "examplebucket",
-        "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
-    )  # fmt: skip
+        "https://s3.amazonaws.com",
+        "examplebucket",
+        access_key="AKIAIOSFODNN7EXAMPLE",
+        secret_key="wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    )
     query = encoded_query({"prefix": "J", "max-keys": "2"})
     request = Request("GET", "examplebucket.s3.amazonaws.com", "/", query)
     headers = signed_headers(request, options, datetime(2013, 5, 24, tzinfo=UTC))
@@ -35,15 +37,15 @@ def test_a_signature_is_that_of_the_published_example():
 
 
 def test_a_temporary_key_sends_its_token_signed():
-    options = BucketOptions("https://h", "b", "a", "s", session_token="token")
+    options = BucketOptions("https://h", "b", access_key="a", secret_key="s", session_token="token")
     headers = signed_headers(Request("GET", "h", "/"), options, datetime(2013, 5, 24, tzinfo=UTC))
     assert headers["x-amz-security-token"] == "token"
     assert "x-amz-date;x-amz-security-token," in headers["authorization"]
 
 
 def test_the_bucket_is_in_the_path_or_in_the_host_name():
-    by_path = Bucket(BucketOptions("https://host:9000", "b", "a", "s"))
-    by_name = Bucket(BucketOptions("https://host:9000", "b", "a", "s", path_style=False))
+    by_path = Bucket(BucketOptions("https://host:9000", "b"))
+    by_name = Bucket(BucketOptions("https://host:9000", "b", path_style=False))
     assert (by_path._host, by_path._base) == ("host:9000", "/b")
     assert (by_name._host, by_name._base) == ("b.host:9000", "")
 

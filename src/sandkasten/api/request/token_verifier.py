@@ -22,6 +22,7 @@ from sandkasten.model.access.tenancy import SCOPES, Principal, checked_tenant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sandkasten.api.request.token_rules import TokenRules
     from sandkasten.model.access.tenancy import Scope
 
 _MAX_SUBJECT: Final = 100
@@ -39,18 +40,6 @@ class TokenKey:
     algorithm: str
     key: Any = field(repr=False)
     kid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRules:
-    """What a token must say, and the names of the claims that are read."""
-
-    issuer: str
-    audience: str
-    tenant_claim: str = "tenant"
-    scope_claim: str = "scope"
-    quota_claim: str = "quota"
-    leeway_s: float = 30.0
 
 
 class KeySource(Protocol):

@@ -24,12 +24,8 @@ from sandkasten.daemon.settings.network_settings import network_rules
 from sandkasten.daemon.settings.registry_settings import parse_registries, show_registries
 from sandkasten.daemon.settings.signature_settings import parse_signatures, show_signatures
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.images.packages.package_rules import PackageRules
-from sandkasten.images.packages.package_rules import address as without_credentials
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PULL_MODES, PullLimits
-from sandkasten.model.journal_rows import RecordingRules, Retention
 from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules
 from sandkasten.model.sandbox.gpus import ALL
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
@@ -39,13 +35,11 @@ from sandkasten.settings.setting_parsers import (
     boolean,
     choice,
     image,
-    package_url,
     path,
     positive_integer,
     seconds,
     show_pairs,
     string_list,
-    wheel_directory,
 )
 
 if TYPE_CHECKING:
@@ -56,9 +50,6 @@ if TYPE_CHECKING:
     from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.backends.backend_rules import BackendRule
     from sandkasten.model.images.pull_rules import PullMode
-
-# Longer than a large wheel takes on a slow line.
-_MAX_INSTALL_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,142 +305,10 @@ class PoolSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PackageSettings:
+class AuditSettings:
     enabled: bool = setting(
-        "packages.enabled",
-        boolean,
-        PackageRules().enabled,
-        "Whether pip_packages and npm_packages of a request are installed.",
-    )
-    index_url: str | None = setting(
-        "packages.index_url",
-        package_url,
-        None,
-        "The index of Python packages; default: as pip is configured on this machine.",
-        show=without_credentials,
-    )
-    find_links: str | None = setting(
-        "packages.find_links",
-        wheel_directory,
-        None,
-        "A directory of wheels; without index_url the only source, offline.",
-    )
-    npm_registry: str | None = setting(
-        "packages.npm_registry",
-        package_url,
-        None,
-        "The registry of npm packages; default: as npm is configured on this machine.",
-        show=without_credentials,
-    )
-    allow: tuple[str, ...] | None = setting(
-        "packages.allow",
-        string_list,
-        None,
-        "The only packages that requests may name: name, pip:name or npm:name.",
-    )
-    build: bool = setting(
-        "packages.build",
-        boolean,
-        PackageRules().build,
-        "Whether source distributions are built and npm install scripts run, in a sandbox.",
-    )
-    timeout_s: float = setting(
-        "packages.timeout_seconds",
-        seconds,
-        PackageRules().timeout_s,
-        "How long the packages of one request may take to install.",
-    )
-    max_bytes: int = setting(
-        "packages.max_bytes",
-        positive_integer,
-        PackageRules().max_bytes,
-        "Disk space of installed packages; the least recently used are removed first.",
-    )
-
-    def rules(self) -> PackageRules:
-        if not 1 <= self.timeout_s <= _MAX_INSTALL_S:
-            raise InvalidConfiguration(
-                f"packages.timeout_seconds must be 1 to {_MAX_INSTALL_S:g}, got {self.timeout_s:g}",
-                hint="write seconds or 10m",
-                setting="packages.timeout_seconds",
-            )
-        return PackageRules(
-            enabled=self.enabled,
-            index_url=self.index_url,
-            find_links=self.find_links,
-            npm_registry=self.npm_registry,
-            build=self.build,
-            allow=self.allow,
-            timeout_s=self.timeout_s,
-            max_bytes=self.max_bytes,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RecordSettings:
-    sessions_s: float = setting(
-        "retention.sessions_seconds",
-        seconds,
-        Retention().sessions_s,
-        "How long ended sessions are kept in the journal.",
-    )
-    execs_s: float = setting(
-        "retention.execs_seconds",
-        seconds,
-        Retention().execs_s,
-        "How long commands of ended sessions are kept in the journal.",
-    )
-    audit_s: float = setting(
-        "retention.audit_seconds",
-        seconds,
-        Retention().audit_s,
-        "How long records of the audit log are kept.",
-    )
-    audit_bytes: int = setting(
-        "retention.audit_bytes",
-        positive_integer,
-        Retention().audit_bytes,
-        "How many bytes the audit log may take; its oldest records are removed first.",
-    )
-    audit: bool = setting(
         "audit.enabled",
         boolean,
         True,
         "Whether changes, commands, file writes, network verdicts and refusals are recorded.",
-    )
-    recording: bool = setting(
-        "recording.enabled",
-        boolean,
-        RecordingRules().enabled,
-        "Whether output of commands and terminals is recorded for `sandkasten replay`.",
-    )
-    recording_bytes: int = setting(
-        "recording.max_bytes",
-        positive_integer,
-        RecordingRules().max_bytes,
-        "Largest recording of one command or terminal.",
-    )
-    recording_total_bytes: int = setting(
-        "recording.max_total_bytes",
-        positive_integer,
-        RecordingRules().max_total_bytes,
-        "How many bytes all recordings may take; those of the oldest sessions are removed first.",
-    )
-    file_bytes: int = setting(
-        "files.max_bytes",
-        positive_integer,
-        FileRules().max_bytes,
-        "Largest file of the file store.",
-    )
-    total_file_bytes: int = setting(
-        "files.max_total_bytes",
-        positive_integer,
-        FileRules().max_total_bytes,
-        "How many bytes of stored files one tenant may have.",
-    )
-    file_ttl_s: float | None = setting(
-        "files.ttl_seconds",
-        seconds,
-        None,
-        "When a stored file is deleted; default: only on request.",
     )

@@ -5,11 +5,11 @@ Refuses with InvalidConfiguration what cannot be served safely. Opens no socket.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Literal
 
-from sandkasten.api.http_limits import MAX_JSON_MB, MIB
+from sandkasten.api.http_limits import HttpLimits
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.addresses import is_loopback
@@ -19,11 +19,9 @@ from sandkasten.settings.setting_parsers import (
     address,
     choice,
     path,
-    positive_number,
     seconds,
     secret,
     secret_in,
-    string_list,
 )
 
 
@@ -59,35 +57,8 @@ class HttpSettings:
         "tls.cert", path, None, "A certificate chain in PEM; the daemon then serves HTTPS."
     )
     tls_key: Path | None = setting("tls.key", path, None, "The certificate's key, in PEM.")
-    allowed_hosts: tuple[str, ...] = setting(
-        "http.allowed_hosts",
-        string_list,
-        (),
-        "Host names of the daemon besides its address; '*': any.",
-    )
-    allowed_origins: tuple[str, ...] = setting(
-        "http.allowed_origins", string_list, (), "Origins of web pages that may use the daemon."
-    )
-    max_json_mb: float = setting(
-        "http.max_json_mb", positive_number, MAX_JSON_MB, "Largest JSON body."
-    )
-    body_timeout_s: float = setting(
-        "http.body_timeout_seconds", seconds, 8.0, "How long a client may pause within a JSON body."
-    )
-    upload_timeout_s: float = setting(
-        "http.upload_timeout_seconds",
-        seconds,
-        60.0,
-        "How long a client may pause within a streamed upload.",
-    )
     keep_alive_s: float = setting(
         "http.keep_alive_seconds", seconds, 75.0, "How long an idle connection is kept."
-    )
-    metrics: Literal["key", "open"] = setting(
-        "telemetry.metrics",
-        choice("key", "open"),
-        "key",
-        "Whether /metrics requires a key with scope metrics (key) or none (open).",
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "telemetry.log_level",
@@ -99,6 +70,7 @@ class HttpSettings:
         "drain_seconds", seconds, 20.0, "How long a daemon that stops waits for running requests."
     )
     data_dir: Path = Path()
+    limits: HttpLimits = field(default_factory=HttpLimits)
 
     @property
     def host(self) -> str:
@@ -117,19 +89,11 @@ class HttpSettings:
         return self.socket_file or self.data_dir / "daemon.sock"
 
     @property
-    def max_json_bytes(self) -> int:
-        return int(self.max_json_mb * MIB)
-
-    @property
-    def metrics_open(self) -> bool:
-        return self.metrics == "open"
-
-    @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the address."""
         return is_loopback(self.host)
 
-    def completed(self, data_dir: Path) -> HttpSettings:
+    def completed(self, data_dir: Path, limits: HttpLimits) -> HttpSettings:
         """Return the settings with the key of `api_key_file` and the files of `data_dir`."""
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidConfiguration(
@@ -140,7 +104,7 @@ class HttpSettings:
         key = self.api_key
         if key is None and self.api_key_file is not None:
             key = secret_in("api_key_file", self.api_key_file, secret)
-        return replace(self, api_key=key, data_dir=data_dir)
+        return replace(self, api_key=key, data_dir=data_dir, limits=limits)
 
 
 def require_key(rules: HttpSettings) -> None:

@@ -11,20 +11,20 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sandkasten.api.http_limits import HttpLimits
+from sandkasten.api.request.token_rules import TokenRules
 from sandkasten.backends.backend_catalog import PLUGINS, PROBLEMS, capabilities_of
 from sandkasten.daemon.settings.agent_settings import AgentSettings
 from sandkasten.daemon.settings.backends.backend_names import check_backend
 from sandkasten.daemon.settings.compat_settings import CompatSettings
 from sandkasten.daemon.settings.core_settings import (
+    AuditSettings,
     GeneralSettings,
     ImageSettings,
-    PackageSettings,
     PolicySettings,
     PoolSettings,
-    RecordSettings,
 )
 from sandkasten.daemon.settings.http_settings import HttpSettings
-from sandkasten.daemon.settings.jwt_settings import JwtSettings
 from sandkasten.daemon.settings.limit_settings import (
     DiskSettings,
     FixedDefaults,
@@ -38,30 +38,29 @@ from sandkasten.daemon.settings.preview_settings import PreviewSettings
 from sandkasten.daemon.settings.provider_settings import ProviderEndpoint, ProviderSettings
 from sandkasten.daemon.settings.secret_settings import SecretSettings
 from sandkasten.daemon.settings.settings_file import find_file, read_file
-from sandkasten.daemon.settings.store_settings import BucketSettings, StoreSettings
+from sandkasten.daemon.settings.store_settings import StoreSettings
 from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
 from sandkasten.daemon.settings.unknown_settings import unknown_setting, unknown_variables
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
+from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.backends.backend_rules import check_rules
-from sandkasten.model.files.file_store_rules import FileRules
 from sandkasten.model.images.pull_rules import PullLimits
-from sandkasten.model.journal_rows import RecordingRules, Retention
 from sandkasten.model.sandbox.host_mounts import MountRule, parse_mounts
 from sandkasten.model.sandbox.policy import Policy, public_limits
 from sandkasten.ports.backend_plugins import NamesEngines, SettingContext
 from sandkasten.settings.setting_fields import Origin, SettingSource, Shown, settings_of
+from sandkasten.store.bucket.bucket_options import BucketOptions
+from sandkasten.store.record_rules import FileRules, RecordingRules, Retention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sandkasten.images.packages.package_rules import PackageRules
     from sandkasten.images.registry.registry_credentials import Access
     from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.images.pull_rules import PullMode
     from sandkasten.model.pool.pool_kinds import PoolRules
     from sandkasten.settings.setting_fields import Section
-    from sandkasten.store.bucket.bucket_options import BucketOptions
 
 _RUNTIME: Final = (
     GeneralSettings,
@@ -78,14 +77,18 @@ _RUNTIME: Final = (
     PoolSettings,
 )
 _SERVER: Final = (
-    PackageSettings,
+    PackageRules,
     HttpSettings,
+    HttpLimits,
     PreviewSettings,
-    JwtSettings,
+    TokenRules,
     CompatSettings,
-    RecordSettings,
+    Retention,
+    AuditSettings,
+    RecordingRules,
+    FileRules,
     StoreSettings,
-    BucketSettings,
+    BucketOptions,
     TelemetrySettings,
     AgentSettings,
     ProviderSettings,
@@ -121,7 +124,7 @@ class Settings:
     http: HttpSettings = field(repr=False)
     """Settings of the HTTP server. Holds the key: never printed."""
     previews: PreviewSettings
-    jwt: JwtSettings = field(repr=False)
+    jwt: TokenRules = field(repr=False)
     """Whose tokens are accepted. May hold a secret: never printed."""
     compat: CompatSettings
     """The protocols of other services."""
@@ -208,10 +211,10 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     }
     check_backend(general.backend, engines)
     general = _selected(general, source)
-    packages = source.read(PackageSettings)
+    packages = source.read(PackageRules)
     pool = source.read(PoolSettings)
     http = source.read(HttpSettings)
-    records, store = source.read(RecordSettings), source.read(StoreSettings)
+    store = source.read(StoreSettings)
     agents, providers = source.read(AgentSettings), source.read(ProviderSettings)
 
     data_dir = general.data_dir or _default_data_dir(environ)
@@ -280,33 +283,22 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
                 policy.network, source.read(NetworkLimitSettings).limits()
             ),
         ),
-        retention=Retention(
-            sessions_s=records.sessions_s,
-            execs_s=records.execs_s,
-            audit_s=records.audit_s,
-            audit_bytes=records.audit_bytes,
-        ),
-        audit=records.audit,
-        recording=RecordingRules(
-            records.recording, records.recording_bytes, records.recording_total_bytes
-        ),
-        file_rules=FileRules(
-            max_bytes=records.file_bytes,
-            max_total_bytes=records.total_file_bytes,
-            ttl_s=records.file_ttl_s,
-        ),
+        retention=source.read(Retention),
+        audit=source.read(AuditSettings).enabled,
+        recording=source.read(RecordingRules),
+        file_rules=source.read(FileRules),
         secrets_key=source.read(SecretSettings).found(environ),
-        http=http.completed(data_dir),
+        http=http.completed(data_dir, source.read(HttpLimits)),
         previews=previews,
-        jwt=source.read(JwtSettings).checked(),
+        jwt=source.read(TokenRules).checked(),
         compat=source.read(CompatSettings).completed(previews),
         store=store,
-        bucket=source.read(BucketSettings).options(store),
+        bucket=source.read(BucketOptions).completed(store.url),
         telemetry=source.read(TelemetrySettings),
         plugins={name: section.completed(context) for name, section in declared.items()},
         agents=agents.completed(),
         providers=providers.endpoints(agents.base_url, source.origins),
-        packages=packages.rules(),
+        packages=packages.checked(),
         values=tuple(source.origins.values()),
     )
 

@@ -4,26 +4,113 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import field
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.settings.setting_fields import setting
+from sandkasten.settings.setting_parsers import (
+    boolean,
+    http_url,
+    positive_integer,
+    seconds,
+    string,
+    string_list,
+)
+
+# Longer than a large wheel takes on a slow line.
+_MAX_INSTALL_S: Final = 86_400.0
+
+
+def package_url(name: str, value: object) -> str:
+    url, _ = http_url(name, value, "the http(s) URL of a package index", "https://host/path")
+    return url
+
+
+def wheel_directory(name: str, value: object) -> str:
+    directory = string(name, value)
+    # pip splits its list of directories at spaces.
+    if not directory.startswith("/") or any(letter.isspace() for letter in directory):
+        raise InvalidConfiguration(
+            f"{name} must be the absolute path of a directory, without spaces",
+            hint="write /srv/wheels",
+            setting=name,
+        )
+    return directory
+
+
+def address(url: str) -> str:
+    """Return the address without credentials."""
+    split = urlsplit(url)
+    return split._replace(netloc=_bare(split)).geturl()
+
+
+def _bare(split: SplitResult) -> str:
+    return split.netloc.rpartition("@")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class PackageRules:
-    enabled: bool = True
-    index_url: str | None = field(default=None, repr=False)
-    """May contain credentials: never printed. None: pip's own configuration on this machine."""
-    find_links: str | None = None
-    """A directory of wheels. Without `index_url`, it is the only source."""
-    npm_registry: str | None = field(default=None, repr=False)
-    """Like `index_url`; None: npm's own configuration on this machine."""
-    allow: tuple[str, ...] | None = None
-    build: bool = True
-    """Whether source distributions are built and install scripts run, in a sandbox."""
-    timeout_s: float = 600.0
-    max_bytes: int = 10 << 30
+    enabled: bool = setting(
+        "packages.enabled",
+        boolean,
+        True,
+        "Whether pip_packages and npm_packages of a request are installed.",
+    )
+    index_url: str | None = setting(
+        "packages.index_url",
+        package_url,
+        None,
+        "The index of Python packages; default: as pip is configured on this machine.",
+        show=address,
+    )
+    find_links: str | None = setting(
+        "packages.find_links",
+        wheel_directory,
+        None,
+        "A directory of wheels; without index_url the only source, offline.",
+    )
+    npm_registry: str | None = setting(
+        "packages.npm_registry",
+        package_url,
+        None,
+        "The registry of npm packages; default: as npm is configured on this machine.",
+        show=address,
+    )
+    allow: tuple[str, ...] | None = setting(
+        "packages.allow",
+        string_list,
+        None,
+        "The only packages that requests may name: name, pip:name or npm:name.",
+    )
+    build: bool = setting(
+        "packages.build",
+        boolean,
+        True,
+        "Whether source distributions are built and npm install scripts run, in a sandbox.",
+    )
+    timeout_s: float = setting(
+        "packages.timeout_seconds",
+        seconds,
+        600.0,
+        "How long the packages of one request may take to install.",
+    )
+    max_bytes: int = setting(
+        "packages.max_bytes",
+        positive_integer,
+        10 << 30,
+        "Disk space of installed packages; the least recently used are removed first.",
+    )
+
+    def checked(self) -> PackageRules:
+        if not 1 <= self.timeout_s <= _MAX_INSTALL_S:
+            raise InvalidConfiguration(
+                f"packages.timeout_seconds must be 1 to {_MAX_INSTALL_S:g}, got {self.timeout_s:g}",
+                hint="write seconds or 10m",
+                setting="packages.timeout_seconds",
+            )
+        return self
 
     @property
     def pip_source(self) -> list[str]:
@@ -36,16 +123,6 @@ class PackageRules:
             found.append(f"folder {self.find_links} {_listing(self.find_links)}")
         found = found or ["as pip is configured"]
         return found if self.build else [*found, "wheels only"]
-
-
-def address(url: str) -> str:
-    """Return the address without credentials."""
-    split = urlsplit(url)
-    return split._replace(netloc=_bare(split)).geturl()
-
-
-def _bare(split: SplitResult) -> str:
-    return split.netloc.rpartition("@")[2]
 
 
 def _listing(directory: str) -> str:

@@ -11,10 +11,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.errors import FileNotFound, InvalidRequest
-from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import lazy_pattern
 from sandkasten.model.field_patterns import CONTENT_TYPE, FILE_KEY, form
-from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
@@ -30,16 +28,6 @@ _KEY = form(FILE_KEY)
 _TYPE = form(CONTENT_TYPE)
 _MAX_METADATA: Final = 32
 _MAX_METADATA_BYTES: Final = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class FileRules:
-    max_bytes: int = 10 * 1024 * MIB
-    """Of one file: what a tenant may have in all is bound enough, unless an operator says less."""
-    max_total_bytes: int = 10 * 1024 * MIB
-    """Of all files of one tenant, each counted in full."""
-    ttl_s: float | None = None
-    """How long one is kept that says nothing of it; None: until it is deleted."""
 
 
 def new_file_key() -> str:

@@ -22,7 +22,6 @@ from sandkasten.errors import BackendUnavailable, Conflict, InternalError, Sandk
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.files.file_store_rules import (
     UNKNOWN_TYPE,
-    FileRules,
     checked_content_type,
     checked_metadata,
     file_key,
@@ -40,6 +39,7 @@ from sandkasten.store.file_store import (
     key_taken,
     no_limit,
 )
+from sandkasten.store.record_rules import FileRules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from sandkasten.model.audit_records import AuditHead, AuditRow
 from sandkasten.model.commands.exec_values import ExecNetwork
-from sandkasten.model.journal_rows import CODE_BYTES, ExecRow, Retention, SessionRow, shortened
+from sandkasten.model.journal_rows import CODE_BYTES, ExecRow, SessionRow, shortened
 from sandkasten.model.json_codec import from_json, to_json
+from sandkasten.store.record_rules import Retention
 from sandkasten.store.write_behind import WriteBehind
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Settings of tokens: which JSON Web Tokens the daemon accepts, and what their claims mean."""
+"""The operator's rules for tokens: which JSON Web Tokens are accepted, and what claims mean."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.addresses import is_loopback
 from sandkasten.settings.setting_fields import masked, setting
-from sandkasten.settings.setting_parsers import hs256_secret, path, seconds, string, token_url
+from sandkasten.settings.setting_parsers import hs256_secret, http_url, path, seconds, string
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,8 +16,26 @@ if TYPE_CHECKING:
 _KEYS = "jwt.jwks_url (or jwt.jwks_file, jwt.key_file, jwt.secret)"
 
 
+def token_url(name: str, value: object) -> str:
+    """Accept HTTPS, and plain HTTP on this machine: who changes the keys can sign any token."""
+    url, parts = http_url(name, value, "the https URL of a key set", "https://host/jwks.json")
+    if (
+        parts.username
+        or parts.password
+        or not (parts.scheme == "https" or is_loopback(parts.hostname or ""))
+    ):
+        raise InvalidConfiguration(
+            f"{name} must be an https URL without a password",
+            hint="write https://host/jwks.json",
+            setting=name,
+        )
+    return url
+
+
 @dataclass(frozen=True, slots=True)
-class JwtSettings:
+class TokenRules:
+    """What a token must say, the names of the claims that are read, and where keys are."""
+
     issuer: str | None = setting(
         "jwt.issuer", string, None, "The `iss` of accepted tokens; required to accept any."
     )
@@ -58,7 +77,7 @@ class JwtSettings:
     def enabled(self) -> bool:
         return self.issuer is not None
 
-    def checked(self) -> JwtSettings:
+    def checked(self) -> TokenRules:
         """Return the settings; InvalidConfiguration if tokens could not be verified safely."""
         sources = (self.jwks_url, self.jwks_file, self.key_file, self.shared_secret)
         keys = next((one for one in sources if one is not None), None)
