@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
+    from sandkasten.engine.pool.pool_rules import PoolRules
     from sandkasten.model.ids import SandboxId
-    from sandkasten.model.pool.pool_kinds import PoolRules
     from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage

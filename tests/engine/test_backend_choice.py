@@ -13,6 +13,7 @@ import pytest
 
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
+from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -30,7 +31,6 @@ from sandkasten.model.backends.backend_rules import BackendRule
 from sandkasten.model.backends.capabilities import Closed
 from sandkasten.model.backends.docker_engines import EngineRules
 from sandkasten.model.images.resolved_image import Image
-from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.readiness import Readiness

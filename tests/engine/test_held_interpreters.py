@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.model.pool.pool_kinds import PoolRules
+from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from tests.engine.injections import World
 from tests.store.memory_store import MemoryJournal

@@ -20,12 +20,13 @@ from sandkasten.agents.tools.toolbox import Toolbox
 from sandkasten.compat.e2b.e2b_assembly import open_e2b
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
+from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import SandkastenError
 from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.catalog import Images
 from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules
+from sandkasten.model.pool.pool_kinds import PoolKind
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions

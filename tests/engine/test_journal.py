@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.errors import (
     BackendUnavailable,
     CommandNotFound,
@@ -16,7 +17,6 @@ from sandkasten.errors import (
     SessionNotFound,
 )
 from sandkasten.model.commands.exec_values import ExecRequest
-from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions

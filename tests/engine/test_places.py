@@ -9,8 +9,8 @@ import pytest
 
 from sandkasten.engine.lifecycle import end_watch
 from sandkasten.engine.placement import backend_health
+from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.errors import BackendUnavailable
-from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from tests.engine.test_journal import until

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded, WorkspaceNotFound
 from sandkasten.model.access.tenancy import TenantQuota, scoped, unscoped
 from sandkasten.model.commands.exec_values import ExecRequest
-from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions

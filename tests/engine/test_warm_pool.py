@@ -10,17 +10,12 @@ from dataclasses import replace
 import pytest
 
 from sandkasten.engine.pool import spare_claims, warm_pool
+from sandkasten.engine.pool.pool_rules import LIFETIME_S, PoolRules
 from sandkasten.errors import InvalidRequest, QuotaExceeded, SandboxLost, SessionNotFound
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.images.resolved_image import Image
-from sandkasten.model.pool.pool_kinds import (
-    LIFETIME_S,
-    PoolKind,
-    PoolRules,
-    kind_digest,
-    parse_pool_kind,
-)
+from sandkasten.model.pool.pool_kinds import PoolKind, kind_digest, parse_pool_kind
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest

@@ -8,10 +8,10 @@ import pytest
 
 from sandkasten.engine.clock import SystemClock
 from sandkasten.engine.engine import Engine
+from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.errors import UnsupportedByBackend
 from sandkasten.images.catalog import Images
 from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.network_limits import NetworkLimits
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.policy import Policy

@@ -10,8 +10,8 @@ import pytest
 from sandkasten.daemon.backend_registry import prepare_data_dir
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.resolver import load
+from sandkasten.engine.pool.pool_rules import LIFETIME_S
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.model.pool.pool_kinds import LIFETIME_S
 from sandkasten.settings.setting_fields import Origin
 from sandkasten.settings.setting_parsers import seconds
 

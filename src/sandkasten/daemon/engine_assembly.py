@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sandkasten.daemon import backend_registry
 from sandkasten.daemon.settings.settings_file import read_tree
@@ -24,7 +24,6 @@ from sandkasten.images.packages.provisioner import Provisioner
 from sandkasten.images.signatures.image_trust import ImageTrust
 from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.model.optional_extras import VERSION
-from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.store.audit_directory import AuditDirectory
 from sandkasten.store.secret_directory import SecretDirectory
 from sandkasten.telemetry.log_events import LogEvents
@@ -33,7 +32,11 @@ from sandkasten.telemetry.otlp_setup import OtlpSetup
 if TYPE_CHECKING:
     from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.daemon.shared_store import SharedStore
+    from sandkasten.engine.pool.pool_rules import PoolRules
     from sandkasten.ports import AuditLog, EventSink, FileStore, Journal, Secrets, Tracing
+
+# A program keeps a sandbox ready for no longer, because it may end at any time.
+_EMBEDDED_IDLE_S: Final = 8.0
 
 
 async def open_engine(
@@ -142,7 +145,7 @@ def _assembled(
         policy=settings.policy,
         clock=SystemClock(),
         events=events,
-        interpreters=settings.interpreters,
+        interpreters=settings.pool.imported,
         pool=pool if journal is not None else embedded_pool(pool),
         version=VERSION,
         workspaces=backing.workspaces,
@@ -159,7 +162,7 @@ def _assembled(
 
 def embedded_pool(rules: PoolRules) -> PoolRules:
     """Return the warm pool of a program: a short one must not keep sandboxes for long."""
-    return replace(rules, idle_s=min(rules.idle_s, PoolRules().idle_s), kinds=())
+    return replace(rules, idle_s=min(rules.idle_s, _EMBEDDED_IDLE_S), kinds=())
 
 
 def open_audit(settings: Settings) -> AuditDirectory | None:

@@ -43,6 +43,7 @@ from sandkasten.engine.placement.backend_survey import BackendSurvey
 from sandkasten.engine.placement.docker_engine_choice import DockerEngineChoice
 from sandkasten.engine.placement.isolation_tiers import IsolationTiers
 from sandkasten.engine.placement.tier_survey import TierSurvey
+from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.engine.pool.warm_pool import WarmPool
 from sandkasten.engine.preflight import Preflight
 from sandkasten.engine.session_journal import SessionJournal
@@ -62,7 +63,6 @@ from sandkasten.model.commands.exec_values import (
     ExecRequest,
     ExecResult,
 )
-from sandkasten.model.pool.pool_kinds import PoolRules
 from sandkasten.model.sandbox.readiness import Readiness, Tier
 from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,

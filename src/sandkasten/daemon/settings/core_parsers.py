@@ -7,7 +7,6 @@ from typing import Literal
 from sandkasten.errors import InvalidConfiguration, InvalidImage, InvalidRequest
 from sandkasten.images.image_names import all_aliases
 from sandkasten.model.files.sandbox_paths import sandbox_path
-from sandkasten.model.pool.pool_kinds import PoolKind, parse_pool_kind, pool_kind_text
 from sandkasten.model.sandbox.gpus import ALL, MAX_GPUS
 from sandkasten.model.sandbox.host_mounts import mount_text, parse_mounts
 from sandkasten.settings.setting_parsers import (
@@ -34,21 +33,6 @@ def gpu_count(name: str, value: object) -> int:
     if not 0 <= parsed <= MAX_GPUS or parsed != int(parsed):
         raise invalid(name, expected, value, hint)
     return int(parsed)
-
-
-def zero_or_one(name: str, value: object) -> int:
-    parsed = number(name, value)
-    if parsed not in (0, 1):
-        raise invalid(name, "0 or 1", value, "write 0 for none, 1 for one")
-    return int(parsed)
-
-
-def module_list(name: str, value: object) -> tuple[str, ...]:
-    modules = string_list(name, value)
-    for module in modules:
-        if not all(part.isidentifier() and part.isascii() for part in module.split(".")):
-            raise invalid(name, "a list of Python modules", value, "write [numpy, xml.dom]")
-    return modules
 
 
 def network_default(name: str, value: object) -> Literal["none", "full"]:
@@ -102,15 +86,3 @@ def mount_list(name: str, value: object) -> tuple[str, ...]:
         return tuple(mount_text(rule) for rule in parse_mounts(value, "/nonexistent"))
     except InvalidRequest as exc:
         raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
-
-
-def pool_kinds(name: str, value: object) -> tuple[PoolKind, ...]:
-    """Parse `IMAGE [ready=N] [profile=P] [backend=B] [network=none|full]`, one string each."""
-    try:
-        return tuple(parse_pool_kind(text) for text in string_list(name, value))
-    except InvalidRequest as exc:
-        raise InvalidConfiguration(f"{name}: {exc.message}", hint=exc.hint, setting=name) from exc
-
-
-def show_pool_kinds(kinds: tuple[PoolKind, ...]) -> list[str]:
-    return [pool_kind_text(kind) for kind in kinds]

@@ -13,20 +13,14 @@ from sandkasten.daemon.settings.core_parsers import (
     alias_map,
     gpu_count,
     image_list,
-    module_list,
     mount_list,
-    pool_kinds,
     sandbox_paths,
-    show_pool_kinds,
-    zero_or_one,
 )
 from sandkasten.daemon.settings.network_settings import network_rules
 from sandkasten.daemon.settings.registry_settings import parse_registries, show_registries
 from sandkasten.daemon.settings.signature_settings import parse_signatures, show_signatures
-from sandkasten.errors import InvalidConfiguration
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.images.pull_rules import PULL_MODES, PullLimits
-from sandkasten.model.pool.pool_kinds import PoolKind, PoolRules
 from sandkasten.model.sandbox.gpus import ALL
 from sandkasten.model.sandbox.isolation_levels import ISOLATIONS, MINIMA
 from sandkasten.model.sandbox.policy import DEFAULT_BLOCKED_PATHS
@@ -239,69 +233,6 @@ class ImageSettings:
         "Registries and their credentials.",
         show=show_registries,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    enabled: int = setting(
-        "pool.oneshot_spares",
-        zero_or_one,
-        1,
-        "Whether there is a warm pool, for sessions and one-shots (0 or 1).",
-    )
-    interpreters: bool = setting(
-        "pool.interpreters",
-        boolean,
-        True,
-        "Whether Python is started in a pooled sandbox before a one-shot claims it.",
-    )
-    python_modules: tuple[str, ...] = setting(
-        "pool.python_modules",
-        module_list,
-        (),
-        "Modules that this Python imports while it waits, where the image has them.",
-    )
-    max_per_kind: int = setting(
-        "pool.max_per_kind",
-        positive_integer,
-        PoolRules().max_per_kind,
-        "Most sandboxes that demand keeps ready for one kind.",
-    )
-    max_total: int = setting(
-        "pool.max_total",
-        positive_integer,
-        PoolRules().max_total,
-        "Most sandboxes that are kept ready at a time.",
-    )
-    idle_s: float = setting(
-        "pool.idle_seconds",
-        seconds,
-        60.0,
-        "How long a sandbox is kept ready without a request; in an embedded engine at most 8.",
-    )
-    kinds: tuple[PoolKind, ...] = setting(
-        "pool.kinds",
-        pool_kinds,
-        (),
-        "Kinds that a daemon keeps ready from its start, such as python ready=4 network=none.",
-        show=show_pool_kinds,
-    )
-
-    def rules(self) -> PoolRules:
-        listed = sum(kind.ready for kind in self.kinds)
-        if listed > self.max_total:
-            raise InvalidConfiguration(
-                f"pool.kinds lists {listed} sandboxes, and pool.max_total is {self.max_total}",
-                hint="raise pool.max_total, or keep fewer ready",
-                setting="pool.kinds",
-            )
-        return PoolRules(
-            enabled=bool(self.enabled),
-            max_per_kind=self.max_per_kind,
-            max_total=self.max_total,
-            idle_s=self.idle_s,
-            kinds=self.kinds,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from sandkasten.daemon.settings.core_settings import (
     GeneralSettings,
     ImageSettings,
     PolicySettings,
-    PoolSettings,
 )
 from sandkasten.daemon.settings.http_settings import HttpSettings
 from sandkasten.daemon.settings.limit_settings import (
@@ -41,6 +40,7 @@ from sandkasten.daemon.settings.settings_file import find_file, read_file
 from sandkasten.daemon.settings.store_settings import StoreSettings
 from sandkasten.daemon.settings.telemetry_settings import TelemetrySettings
 from sandkasten.daemon.settings.unknown_settings import unknown_setting, unknown_variables
+from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.errors import InvalidConfiguration, InvalidRequest
 from sandkasten.images.packages.package_rules import PackageRules
 from sandkasten.lazy_dataclass import dataclass
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from sandkasten.images.registry.registry_credentials import Access
     from sandkasten.images.signatures.trust_rules import TrustRule
     from sandkasten.model.images.pull_rules import PullMode
-    from sandkasten.model.pool.pool_kinds import PoolRules
     from sandkasten.settings.setting_fields import Section
 
 _RUNTIME: Final = (
@@ -74,7 +73,7 @@ _RUNTIME: Final = (
     NetworkLimitSettings,
     SecretSettings,
     ImageSettings,
-    PoolSettings,
+    PoolRules,
 )
 _SERVER: Final = (
     PackageRules,
@@ -107,7 +106,6 @@ class Settings:
     backend: str
     allowed_images: tuple[str, ...] | None
     images_strict: bool
-    interpreters: tuple[str, ...] | None
     pool: PoolRules
     image_aliases: Mapping[str, str]
     images_pull: PullMode
@@ -212,7 +210,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
     check_backend(general.backend, engines)
     general = _selected(general, source)
     packages = source.read(PackageRules)
-    pool = source.read(PoolSettings)
+    pool = source.read(PoolRules).checked()
     http = source.read(HttpSettings)
     store = source.read(StoreSettings)
     agents, providers = source.read(AgentSettings), source.read(ProviderSettings)
@@ -240,15 +238,14 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
         environ=environ,
         origins=source.origins,
         default_backend=general.backend,
-        longest_life_s=general.lifetime_s + pool.rules().oldest_s,
+        longest_life_s=general.lifetime_s + pool.oldest_s,
     )
     return Settings(
         data_dir=data_dir,
         backend=general.backend,
         allowed_images=general.allowed_images,
         images_strict=images.strict,
-        interpreters=pool.python_modules if pool.interpreters else None,
-        pool=pool.rules(),
+        pool=pool,
         image_aliases=images.aliases,
         images_pull=images.pull,
         signatures=policy.signatures,

@@ -19,17 +19,15 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sandkasten.engine.placement.backend_choice import Chosen
+from sandkasten.engine.pool.pool_rules import LIFETIME_S, PoolRules, wanted_ready
 from sandkasten.errors import SandboxLost, SandkastenError, UnsupportedByBackend
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.pool.pool_kinds import (
-    LIFETIME_S,
     Miss,
-    PoolRules,
     differing_limits,
     kind_digest,
     pooled_spec,
     unusual,
-    wanted_ready,
 )
 from sandkasten.model.sandbox.policy import Lease
 from sandkasten.model.sandbox.sandbox_values import CreateRequest

@@ -21,17 +21,8 @@ from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.spelling import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from sandkasten.model.sandbox.cell_spec import CellSpec
 
-# Requests within this time are a burst, which the pool can serve only with as many sandboxes.
-BURST_S: Final = 0.25
-# Of the lease of a pooled sandbox, from its last renewal; its idle time usually ends an abandoned
-# one earlier. The reaper removes a sandbox that is older than this, and a new one takes its place.
-LIFETIME_S: Final = 3600.0
-# From then until a pass of the reaper.
-_REAPED_S: Final = 120.0
 # Reaches nothing: the rules of a request are set when it claims the sandbox.
 _UNCLAIMED_NETWORK: Final = NetworkPolicy(allow=("unclaimed.invalid",))
 # Set when a sandbox is made: the size of its file systems and the limit of its descriptors.
@@ -56,26 +47,6 @@ class PoolKind:
 
     options: SandboxOptions = field(default_factory=SandboxOptions)
     ready: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRules:
-    """The size of the warm pool of one engine."""
-
-    enabled: bool = True
-    max_per_kind: int = 4
-    """Most sandboxes that demand alone keeps ready for a kind."""
-    max_total: int = 16
-    """Most sandboxes of all kinds, listed ones included."""
-    idle_s: float = 8.0
-    """How long a sandbox waits for a request, and a kind for its second one."""
-    kinds: tuple[PoolKind, ...] = ()
-    """Kept ready from the start of a daemon."""
-
-    @property
-    def oldest_s(self) -> float:
-        """Return the age that a sandbox can have when it is claimed."""
-        return max(self.idle_s, LIFETIME_S + _REAPED_S) if self.kinds else self.idle_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +134,3 @@ def kind_digest(backend: str, spec: CellSpec, runtime: str | None, version: str)
     `runtime` is the one whose interpreter waits in the sandbox.
     """
     return hashlib.sha256(repr((backend, version, runtime, spec)).encode()).hexdigest()
-
-
-def wanted_ready(times: Sequence[float], now: float, rules: PoolRules, listed: int) -> int:
-    """Return how many of a kind should be ready, given when it was requested, oldest first.
-
-    Nothing is kept for a single request: a program that runs once must leave nothing behind.
-    """
-    recent = [at for at in times if now - at <= rules.idle_s]
-    if len(recent) < 2:
-        return listed
-    burst = max(sum(1 for at in recent if 0 <= at - first < BURST_S) for first in recent)
-    return max(listed, min(rules.max_per_kind, burst))
