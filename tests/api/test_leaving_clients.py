@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.api.previews.preview_access import PreviewRules, Previews
+from sandkasten.api.previews.preview_access import Previews
+from sandkasten.api.previews.preview_rules import PreviewRules
 from sandkasten.api.route import JSON
 from sandkasten.api.routes import images, runs, stats
 from sandkasten.api.routes.route_table import ALL

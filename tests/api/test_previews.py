@@ -10,7 +10,8 @@ import re
 import aiohttp
 import pytest
 
-from sandkasten.api.previews.preview_access import PreviewRules, Previews, cookies_of
+from sandkasten.api.previews.preview_access import Previews, cookies_of
+from sandkasten.api.previews.preview_rules import PreviewRules
 from sandkasten.client.port_forward import forwarding
 from sandkasten.errors import (
     ConnectionRefused,
@@ -470,7 +471,7 @@ async def test_a_link_names_the_domain_of_the_settings(served, daemon):
     site = served
     ports = daemon.server.previews._ports
     daemon.server.previews = Previews(
-        PreviewRules("preview.example.com", 8443), ports, daemon.server.clock
+        PreviewRules("preview.example.com:8443"), ports, daemon.server.clock
     )
     url = (await site.link(AS_OPERATOR))["url"]
     host = f"{site.port}-{site.id.replace('_', '-')}.preview.example.com:8443"

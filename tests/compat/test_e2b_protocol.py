@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.api.previews.preview_access import PreviewRules, Previews, unknown_preview
+from sandkasten.api.previews.preview_access import Previews, unknown_preview
 from sandkasten.api.previews.preview_app import page
+from sandkasten.api.previews.preview_rules import PreviewRules
 from sandkasten.compat.e2b import file_routes, file_watchers, process_routes
 from sandkasten.compat.e2b.connect_codec import STREAM, envelope
 from sandkasten.compat.e2b.e2b_assembly import open_e2b, read_key

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from sandkasten.api.previews.preview_access import PreviewRules, Previews
+from sandkasten.api.previews.preview_access import Previews
+from sandkasten.api.previews.preview_rules import PreviewRules
 from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable, QuotaExceeded, SessionNotFound
 from sandkasten.model.access.preview_links import PreviewTarget, SandboxPreviews

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from sandkasten.api.http_app import App, OnlyPreviews
-from sandkasten.api.previews.preview_access import PreviewRules, Previews
+from sandkasten.api.previews.preview_access import Previews
 from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.api.routes.route_table import ALL
 from sandkasten.api.server_context import Server
@@ -113,11 +113,7 @@ async def open_daemon(settings: Settings) -> AsyncIterator[Daemon]:
         )
         public_ports = await _open_public_ports(settings, shared, stack)
         previews = Previews(
-            PreviewRules(
-                domain=settings.previews.domain,
-                domain_port=settings.previews.domain_port,
-                allow_public=settings.previews.allow_public,
-            ),
+            settings.previews,
             public_ports,
             clock,
         )

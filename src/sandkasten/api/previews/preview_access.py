@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
+    from sandkasten.api.previews.preview_rules import PreviewRules
     from sandkasten.api.request.authentication import Doorkeeper
     from sandkasten.model.access.preview_links import Kind, Verdict
     from sandkasten.model.ids import SandboxId
@@ -73,15 +74,6 @@ class PublicPorts(Protocol):
     async def revoke(self, sandbox_id: str, link_id: str, *, now: float, until: float) -> None: ...
     async def revoke_all(self, sandbox_id: str) -> None: ...
     async def reload(self, sandbox_id: str) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class PreviewRules:
-    domain: str | None = None
-    """The domain of previews over TLS, besides `localhost`."""
-    domain_port: int | None = None
-    """The port that its links name; None: the usual one."""
-    allow_public: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from sandkasten.errors import InvalidConfiguration
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.daemon.settings.preview_settings import PreviewSettings
+    from sandkasten.api.previews.preview_rules import PreviewRules
 
 # Any name of the domain stands for all: a wildcard matches one label.
 _LABEL: Final = "1-sbx-0123456789abcdef"
@@ -45,7 +45,7 @@ def tls_context(cert: Path, key: Path | None, setting: str) -> ssl.SSLContext:
     return context
 
 
-def preview_context(settings: PreviewSettings) -> ssl.SSLContext:
+def preview_context(settings: PreviewRules) -> ssl.SSLContext:
     """Return the context of the names of `previews.domain`. Blocks for a moment."""
     assert settings.domain is not None
     if settings.cert is None:

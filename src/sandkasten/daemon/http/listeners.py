@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sandkasten.api.http_limits import HttpLimits
+    from sandkasten.api.previews.preview_rules import PreviewRules
     from sandkasten.daemon.settings.http_settings import HttpSettings
-    from sandkasten.daemon.settings.preview_settings import PreviewSettings
     from sandkasten.settings.setting_parsers import Address
 
     AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
@@ -76,7 +76,7 @@ class PreviewListener:
     """The application that serves previews alone, and where."""
 
     app: AsgiApp
-    settings: PreviewSettings
+    settings: PreviewRules
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from sandkasten.model.optional_extras import install_command
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.daemon.settings.preview_settings import PreviewSettings
+    from sandkasten.api.previews.preview_rules import PreviewRules
 
 _AUTHORITY_FILE: Final = "ca.pem"
 _AUTHORITY_KEY: Final = "ca.key"
@@ -68,7 +68,7 @@ def local_certificate(directory: Path, domain: str) -> Path:
     return path
 
 
-def authority_certificate(settings: PreviewSettings) -> str:
+def authority_certificate(settings: PreviewRules) -> str:
     """Return the certificate of the authority in PEM; NotFound if there is none."""
     if settings.domain is None:
         raise NotFound(

@@ -12,7 +12,7 @@ from sandkasten.settings.setting_fields import setting
 from sandkasten.settings.setting_parsers import Address, address, boolean, choice, domain
 
 if TYPE_CHECKING:
-    from sandkasten.daemon.settings.preview_settings import PreviewSettings
+    from sandkasten.api.previews.preview_rules import PreviewRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class CompatSettings:
     def domain(self) -> str | None:
         return None if self.domain_text is None else checked_domain("", self.domain_text)[0]
 
-    def listens(self, previews: PreviewSettings) -> tuple[Address, ...]:
+    def listens(self, previews: PreviewRules) -> tuple[Address, ...]:
         """Return the addresses besides the daemon's own where E2B's protocol is served."""
         if not self.e2b_enabled:
             return ()
         found = (self.e2b_listen, previews.listen if self.domain_text is not None else None)
         return tuple(one for one in found if one is not None)
 
-    def told_domain(self, previews: PreviewSettings) -> str | None:
+    def told_domain(self, previews: PreviewRules) -> str | None:
         """Return the domain with the port of its names, for clients that use another address."""
         if self.domain_text is None:
             return None
@@ -71,7 +71,7 @@ class CompatSettings:
         port = port or (previews.domain_port if previews.domain == name else None)
         return name if port in (None, 443) else f"{name}:{port}"
 
-    def completed(self, previews: PreviewSettings) -> CompatSettings:
+    def completed(self, previews: PreviewRules) -> CompatSettings:
         """Refuse a domain whose ports would have other names than those of previews."""
         if None not in (self.domain, previews.domain) and self.domain != previews.domain:
             raise InvalidConfiguration(

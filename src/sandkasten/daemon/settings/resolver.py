@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.api.http_limits import HttpLimits
+from sandkasten.api.previews.preview_rules import PreviewRules
 from sandkasten.api.request.token_rules import TokenRules
 from sandkasten.backends.backend_catalog import PLUGINS, PROBLEMS, capabilities_of
 from sandkasten.daemon.settings.agent_settings import AgentSettings
@@ -33,7 +34,6 @@ from sandkasten.daemon.settings.limit_settings import (
     default_limits,
 )
 from sandkasten.daemon.settings.network_settings import NetworkLimitSettings, NetworkSettings
-from sandkasten.daemon.settings.preview_settings import PreviewSettings
 from sandkasten.daemon.settings.provider_settings import ProviderEndpoint, ProviderSettings
 from sandkasten.daemon.settings.secret_settings import SecretSettings
 from sandkasten.daemon.settings.settings_file import find_file, read_file
@@ -79,7 +79,7 @@ _SERVER: Final = (
     PackageRules,
     HttpSettings,
     HttpLimits,
-    PreviewSettings,
+    PreviewRules,
     TokenRules,
     CompatSettings,
     Retention,
@@ -121,7 +121,7 @@ class Settings:
     file_rules: FileRules
     http: HttpSettings = field(repr=False)
     """Settings of the HTTP server. Holds the key: never printed."""
-    previews: PreviewSettings
+    previews: PreviewRules
     jwt: TokenRules = field(repr=False)
     """Whose tokens are accepted. May hold a secret: never printed."""
     compat: CompatSettings
@@ -217,7 +217,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
 
     data_dir = general.data_dir or _default_data_dir(environ)
     source.show_default("data_dir", str(data_dir))
-    previews = source.read(PreviewSettings).completed(data_dir)
+    previews = source.read(PreviewRules).completed(data_dir)
     ceilings = maxima.checked()
     limits = default_limits(defaults, fixed, ceilings)
     in_effect = public_limits(limits)

@@ -1,4 +1,4 @@
-"""Settings of previews: the domain of their host names, its certificate, and who may open them."""
+"""The operator's rules for previews: their domain and its certificate, and who may open them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandkasten.settings.setting_parsers import Address, address, boolean, domai
 
 
 @dataclass(frozen=True, slots=True)
-class PreviewSettings:
+class PreviewRules:
     domain_text: str | None = setting(
         "previews.domain",
         domain,
@@ -56,8 +56,8 @@ class PreviewSettings:
     def directory(self) -> Path:
         return self.data_dir / "previews"
 
-    def completed(self, data_dir: Path) -> PreviewSettings:
-        """Return the settings with the files of `data_dir`; refuse those that contradict."""
+    def completed(self, data_dir: Path) -> PreviewRules:
+        """Return the rules with the files of `data_dir`; refuse those that contradict."""
         if (self.cert is None) != (self.key is None):
             raise InvalidConfiguration(
                 "previews.cert and previews.key require each other, and one is missing",
