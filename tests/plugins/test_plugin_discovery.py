@@ -95,6 +95,7 @@ def test_plugin_of_another_distribution_is_found_once(
         (_plugin("Bad/Name"), "", "has the name 'Bad/Name', which is not a valid name"),
         (_SECTION.format("data_dir"), "", "has the setting data_dir, which must begin with"),
         (_SECTION.format("backends.good.x"), "", "must begin with backends.bad."),
+        (_SECTION.format("backends.bad.x"), "", "without a method named completed"),
         (_plugin("bad").replace(", 1)", ", settings=int)"), "", "not a dataclass"),
     ],
     ids=[
@@ -108,6 +109,7 @@ def test_plugin_of_another_distribution_is_found_once(
         "name",
         "setting of the core",
         "setting of another",
+        "no method",
         "no section",
     ],
 )

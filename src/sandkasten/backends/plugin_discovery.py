@@ -78,7 +78,7 @@ def _loaded(target: str) -> BackendPlugin:
 
 
 def _check_settings(plugin: BackendPlugin) -> None:
-    """Raise _UnusableError for a section that could take a setting of another component."""
+    """Raise _UnusableError for a section that cannot be read, or has settings of others."""
     if plugin.settings is None:
         return
     try:
@@ -90,6 +90,8 @@ def _check_settings(plugin: BackendPlugin) -> None:
             raise _UnusableError(
                 f"has the setting {name}, which must begin with backends.{plugin.name}."
             )
+    if not callable(getattr(plugin.settings, "completed", None)):
+        raise _UnusableError("has settings without a method named completed")
 
 
 def _entries(path: Sequence[str]) -> Iterator[tuple[str, str]]:
