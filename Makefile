@@ -120,7 +120,7 @@ ready: dev $(VENV)/.docs packages-test debians
 
 # The part of tests/prepare.py that needs only Python; the rest follows when all is installed.
 debians: | packages-test
-	@PYTHONPATH=src:. $(PYTHON) -m tests.prepare debians
+	@PYTHONPATH=src:contract/src:. $(PYTHON) -m tests.prepare debians
 
 bench: setup packages-bench $(VENV)/.bench  ## compare with peers and write docs/benchmarks: 10 minutes (ARGS="--quick --check")
 	@$(VENV)/bin/python -m benchmarks.run $(ARGS)

@@ -10,11 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from sandkasten_contract.scratch import removed_soon
 from tests import imagekit
 from tests.patience import FAR_TOO_LATE_S
 from tests.platform_choice import LONG
@@ -54,9 +56,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(site: Path) -> Iterator[Run]:
     """Return a function that runs a program with the plugin and a data directory."""
-    data = tmp_path_factory.mktemp("data")
+    # Podman allows 50 characters for a directory below it.
+    data = Path(tempfile.mkdtemp(prefix="skp-", dir="/var/tmp"))
     environ = {
         **{name: value for name, value in os.environ.items() if "SANDKASTEN" not in name},
         "PYTHONPATH": os.pathsep.join((str(site), str(ROOT / "src"))),
@@ -81,6 +84,7 @@ def run(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     run(_CLI, "rm", "--all")
     for path in _OF_PODMAN - before:
         subprocess.run(["rm", "-rf", path], check=True)
+    removed_soon(data)
 
 
 def test_template_has_at_most_200_lines() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten_contract import suite_options
 from sandkasten_contract.box import Box
+from sandkasten_contract.scratch import removed_soon
 from sandkasten_contract.selection import MARKERS, why_not
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def anyio_backend() -> str:
 def scratch() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="skc-", dir="/var/tmp"))
     yield path
-    shutil.rmtree(path)
+    removed_soon(path)
 
 
 @pytest.fixture
