@@ -70,8 +70,9 @@ $(VENV)/.dev: requirements/dev.txt contract/pyproject.toml $(VENV)/.server
 	@$(PIP) install --no-deps --no-build-isolation --no-index --editable contract
 	@touch $@
 
-$(VENV)/.bench: requirements/bench.txt $(VENV)/.server
+$(VENV)/.bench: requirements/bench.txt contract/pyproject.toml $(VENV)/.server
 	@$(PIP) install --require-hashes -r requirements/bench.txt
+	@$(PIP) install --no-deps --no-build-isolation --no-index --editable contract
 	@touch $@
 
 $(VENV)/.docs: requirements/docs.txt $(VENV)/.made
