@@ -313,7 +313,7 @@ def test_commands_of_a_build_that_cannot_run_here_are_refused_before_the_bootstr
     monkeypatch.setenv("PATH", "/nowhere")
     status, _, err = cli(capfd, "image", "build", "base")
     assert status == 125
-    assert "not available to an ordinary user here" in err
+    assert "which an ordinary user cannot have here" in err
     # The innocent twin has no commands.
     _, _, err = cli(capfd, "image", "build", "datascience")
     assert "mmdebstrap, which bootstraps Debian, is not installed" in err

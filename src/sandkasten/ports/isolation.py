@@ -343,6 +343,10 @@ class Workbench(Protocol):
         """Return the network that a value stands for. Raise InvalidRequest or PolicyDenied."""
         ...
 
+    async def check(self) -> None:
+        """Raise UnsupportedByBackend if it is known that no command can run here."""
+        ...
+
     def run(
         self,
         image: Image,

@@ -13,7 +13,6 @@ import typer
 
 from sandkasten.cli.options import Json, pairs, state_of
 from sandkasten.cli.state import State, go
-from sandkasten.errors import BuildFailed
 from sandkasten.model.images.known_images import KNOWN_IMAGES, known_image
 
 if TYPE_CHECKING:
@@ -177,8 +176,6 @@ async def bootstrapped(
 ) -> None:
     from sandkasten.cli.commands.images import images_here
 
-    if any("run" in step for step in steps):
-        await _check_commands(state, name)
     with last_line(quiet=state.json) as progress:
         built = await images_here(state).build_debian(
             f"{name}-debian" if steps else name,
@@ -192,22 +189,6 @@ async def bootstrapped(
     if steps:
         built = await _with_steps(state, f"{name}-debian", name, steps, refresh=refresh)
     tell_built(state, built)
-
-
-async def _check_commands(state: State, name: str) -> None:
-    """Raise BuildFailed if commands of a build cannot run here: the bootstrap before them takes
-    minutes.
-    """
-    from sandkasten.client.server.server_pool import connect
-
-    machine = await (await connect(state.here)).probe()
-    if machine.ready and "dev_profile" in machine.lacks:
-        raise BuildFailed(
-            f"image {name} is built with commands, which require profile dev, and profile dev is "
-            "not available to an ordinary user here",
-            hint="build it as root; an image of packages alone, such as datascience, requires no "
-            "root",
-        )
 
 
 async def _with_steps(

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sandkasten.disk.cleanup import finish
+from sandkasten.engine.placement.backend_survey import readiness_of
 from sandkasten.errors import BuildFailed, SandkastenError, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, ExecResult
 from sandkasten.model.sandbox.cell_spec import BUILD_WORKSPACE
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 # A generous bound of our own, so its space is not reserved.
 DISK_MB: Final = 8192
+_LABELS: Final = {"sandkasten.build": "step"}
 _TAIL_LINES: Final = 20
 _MOST_LINE: Final = 500
 
@@ -60,6 +62,19 @@ class BuildSandbox:
     def network(self, value: object) -> NetworkPolicy:
         return self._planner.permitted_network(value)
 
+    async def check(self) -> None:
+        request = CreateRequest(SandboxOptions(profile="dev", labels=_LABELS))
+        backend = (await self._planner.choice.default_if_allowed(request)).backend
+        found = await readiness_of(backend)
+        if found.ready and "dev_profile" in found.lacks:
+            raise UnsupportedByBackend(
+                "the commands of a build require profile dev, which an ordinary user cannot have "
+                "here",
+                hint="build it as root; images of packages alone, such as datascience, require no "
+                "root",
+                backend=backend.name,
+            )
+
     @asynccontextmanager
     async def run(
         self,
@@ -78,7 +93,7 @@ class BuildSandbox:
                 network=network.public(),
                 pip_packages=pip,
                 limits={"workspace_mb": DISK_MB},
-                labels={"sandkasten.build": "step"},
+                labels=_LABELS,
             )
         )
         chosen = await self._planner.choice.default_if_allowed(request)

@@ -143,6 +143,9 @@ class EngineImages:
         known = checked_known_image(name)
         definition = KNOWN_IMAGES[known]
         steps = definition.steps()
+        if definition.commands:
+            # The bootstrap before them takes minutes.
+            await self._bench.check()
         base = f"{known}-debian" if steps else known
         async with self._building:
             built = await self.build_debian(
