@@ -9,9 +9,13 @@ import shlex
 
 import pytest
 
+from sandkasten.api.previews.preview_access import Previews
+from sandkasten.api.previews.preview_rules import PreviewRules
 from sandkasten.api.request.request_audit import action_of
+from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.audit_chain import check_lines
+from sandkasten.store.preview_directory import PreviewDirectory
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.patience import PATIENCE_S
@@ -53,6 +57,39 @@ async def test_changes_are_audited_with_key_target_and_outcome(daemon):
     assert [r["seq"] for r in await audited(daemon, after)] == [rows[2]["seq"]]
     assert len(await audited(daemon, "?tenant=acme&action=session.destroy")) == 2
     assert [r["seq"] for r in await audited(daemon, "?kind=change&limit=1")] == [rows[-1]["seq"]]
+
+
+@pytest.mark.promise("P70")
+async def test_a_record_of_a_change_says_what_was_changed(engine, tmp_path):
+    ports = await PreviewDirectory.open(tmp_path / "previews")
+    previews = Previews(PreviewRules(), ports, SystemClock())
+    async with booked(engine, tmp_path / "data", previews=previews) as daemon:
+        await new_key(daemon, tenant="acme", scopes=["sessions", "files"])
+        made = await daemon.ask("POST", "/v1/sessions", {}, headers=AS_OPERATOR)
+        box = f"/v1/sessions/{made.json['id']}"
+        body = {"ttl_seconds": 900, "labels": {"a": "secret?"}}
+        links = []
+        for path, given in (
+            (box, body),
+            (f"{box}/previews", {"port": 8000}),
+            (f"{box}/previews", {"port": 8001, "public": True}),
+        ):
+            method = "PATCH" if path == box else "POST"
+            found = await daemon.ask(method, path, given, headers=AS_OPERATOR)
+            assert found.status < 300, found.raw
+            links.append(found.json.get("link_id"))
+        await daemon.ask("DELETE", f"{box}/previews/{links[1]}", headers=AS_OPERATOR)
+        await daemon.ask("DELETE", f"{box}/previews", headers=AS_OPERATOR)
+        rows = await audited(daemon, "?kind=change")
+    changes = [(row["action"], row["detail"]) for row in rows]
+    assert [one for one in changes if one[0] != "session.create"] == [
+        ("key.create", {"tenant": "acme", "scopes": "files sessions"}),
+        ("session.update", {"fields": "labels ttl_seconds"}),
+        ("session.previews", {"port": "8000", "public": "false", "link": links[1]}),
+        ("session.previews", {"port": "8001", "public": "true"}),
+        ("session.previews", {"revoked": links[1]}),
+        ("session.previews", {"revoked": "all"}),
+    ]
 
 
 @pytest.mark.promise("P70")

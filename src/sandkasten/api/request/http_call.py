@@ -7,6 +7,7 @@ A malformed body is InvalidRequest: 400 if it is not JSON, 422 if it does not ma
 from __future__ import annotations
 
 import asyncio
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
@@ -43,6 +44,8 @@ class Call:
     """A Request, or the WebSocket of a route of that kind."""
     principal: Principal
     request_id: str
+    recorded: dict[str, str] = field(default_factory=dict)
+    """What the audit record of a change says about it; the handler adds to it."""
 
     @property
     def engine(self) -> Engine:

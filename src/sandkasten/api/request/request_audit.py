@@ -111,7 +111,9 @@ class Auditor:
         target = _in_path(call.connection.scope) or _in_answer(response)
         # An answer that streams tells its end later; that it was taken up is what we know.
         outcome = "ok" if response is not None and hasattr(response, "body") else "accepted"
-        await self._write(self._row(call.principal, action, target, outcome, call.request_id))
+        detail = {name: excerpt(text, _MAX_TARGET) for name, text in call.recorded.items()}
+        row = self._row(call.principal, action, target, outcome, call.request_id, detail)
+        await self._write(row)
 
     async def refused(
         self, scope: MutableMapping[str, Any], request_id: str, error: SandkastenError

@@ -80,16 +80,21 @@ async def make_link(call: Call) -> Response:
         ttl_s=body.ttl_seconds,
         seen=_seen(call),
     )
+    call.recorded |= {"port": str(made.port), "public": str(made.public).lower()}
+    if made.link_id is not None:
+        call.recorded["link"] = made.link_id
     fields = {"url": made.url, "port": made.port, "public": made.public, "link_id": made.link_id}
     return answer({**fields, **moments(expires_at=made.expires_at)}, 201)
 
 
 async def revoke_link(call: Call) -> Response:
+    call.recorded["revoked"] = call.path("link")
     await _previews(call).revoke(await call.session(), call.path("link"))
     return answer({"ok": True})
 
 
 async def revoke_links(call: Call) -> Response:
+    call.recorded["revoked"] = "all"
     await _previews(call).revoke(await call.session(), None)
     return answer({"ok": True})
 

@@ -175,6 +175,7 @@ async def describe(call: Call) -> Response:
 async def change(call: Call) -> Response:
     the_id = await call.session()
     fields = given(await call.body(UpdateBody))
+    call.recorded["fields"] = " ".join(sorted(fields))
     request = UpdateRequest(**fields, key_id=call.principal.key_id)
     return answer(session_fields(await call.engine.update(the_id, request, call.principal.quota)))
 

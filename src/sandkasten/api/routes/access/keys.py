@@ -97,6 +97,7 @@ async def create(call: Call) -> Response:
     made = make_key()
     row = new_row(request, made, call.server.clock.now(), call.principal.tenant)
     await keys.add(row, made.hashed)
+    call.recorded |= {"tenant": row.tenant, "scopes": " ".join(sorted(row.scopes))}
     return answer({**to_json(row), "key": made.text}, 201)
 
 
