@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from sandkasten.api.request import http_call
+from sandkasten.api.request import http_call, large_bodies
 from sandkasten.api.request.json_body import parse_object
-from sandkasten.api.request.large_bodies import LARGE_BYTES, LargeBodies
+from sandkasten.api.request.large_bodies import AT_ONCE, LARGE_BYTES, LargeBodies
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.promise("P40")
@@ -94,6 +94,36 @@ async def test_work_that_fails_ends_its_turn():
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             await bodies.parse("a", lambda: 1 // 0)
+
+
+async def test_a_tenant_sends_a_few_large_bodies_at_a_time(daemon, monkeypatch):
+    """What clients begin to send and do not end is in memory: of many, most is not even read."""
+    monkeypatch.setattr(large_bodies, "_WAIT_S", 0.5)
+    the_id = await daemon.session()
+    path = f"/v1/sessions/{the_id}/fs/write"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    begun = [await asyncio.open_connection("127.0.0.1", daemon.port) for _ in range(AT_ONCE + 1)]
+    places = daemon.server.large_bodies._places
+    for _, writer in begun[:AT_ONCE]:
+        writer.write(f"{head}Content-Length: {len(LARGE) + 9}\r\n\r\n".encode() + LARGE)
+        await writer.drain()
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if "default" in places and places["default"].locked():
+                break
+            await asyncio.sleep(0.01)
+    reader, writer = begun[-1]
+    writer.write(f"{head}Content-Length: {len(LARGE)}\r\n\r\n".encode() + LARGE)
+    async with asyncio.timeout(PATIENCE_S):
+        assert b" 503 " in await reader.readline()
+    # Small ones do not wait, and a client that leaves makes room.
+    small = await daemon.ask("POST", path, {"path": "small", "text": "x"})
+    assert small.status == 200
+    begun[0][1].transport.abort()
+    large = await daemon.ask("POST", path, json.loads(LARGE))
+    assert large.status == 200
+    for _, one in begun:
+        one.transport.abort()
 
 
 async def test_only_large_bodies_wait_for_each_other(daemon, monkeypatch):

@@ -7,6 +7,7 @@ A malformed body is InvalidRequest: 400 if it is not JSON, 422 if it does not ma
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl
@@ -71,8 +72,9 @@ class Call:
         return the_id
 
     async def body(self, model: type[M]) -> M:
-        raw = await self.raw(self.server.rules.max_json_bytes)
-        return await self.parsed(model, raw or b"{}")
+        async with AsyncExitStack() as held:
+            raw = await self._received(self.server.rules.max_json_bytes, held)
+            return await self.parsed(model, raw or b"{}")
 
     async def parsed(self, model: type[M], raw: bytes) -> M:
         """Return a JSON object as a model; a large one is parsed in a thread.
@@ -136,7 +138,17 @@ class Call:
             pass
 
     async def raw(self, most: int) -> bytes:
-        return await read_body(self.request, most, self.server.rules.body_timeout_s)
+        async with AsyncExitStack() as held:
+            return await self._received(most, held)
+
+    async def _received(self, most: int, held: AsyncExitStack) -> bytes:
+        """Return the body; a large one has a place of its tenant until `held` is closed."""
+
+        async def large() -> None:
+            place = self.server.large_bodies.receiving(self.principal.tenant)
+            await held.enter_async_context(place)
+
+        return await read_body(self.request, most, self.server.rules.body_timeout_s, large)
 
     def pieces(self, most: int) -> AsyncIterator[bytes]:
         return stream_body(self.request, most, self.server.rules.upload_timeout_s)

@@ -1,21 +1,28 @@
-"""Parse large JSON bodies one at a time, in a thread, with turns for the tenants.
+"""Receive a few large bodies of each tenant at a time, and parse large JSON bodies one at a time.
 
-The parser keeps the interpreter to itself: several of them at once, each in a thread, would keep
-the event loop from running for as long as all of them take.
+The parser works in a thread and keeps the interpreter to itself: several of them at once would keep
+the event loop from running for as long as all of them take. What was received is in memory, for as
+long as its client takes to send the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 from weakref import WeakValueDictionary
 
+from sandkasten.errors import Busy
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 R = TypeVar("R")
 LARGE_BYTES: Final = 256 * 1024
 """Parsing less takes one or two milliseconds."""
+# 128 MB of a tenant, with the default of `http.max_json_mb`.
+AT_ONCE: Final = 8
+_WAIT_S: Final = 30.0
 
 
 class LargeBodies:
@@ -23,6 +30,24 @@ class LargeBodies:
         self._turn = asyncio.Semaphore(1)
         # Of each tenant, one body waits for the turn, and the others wait for that one.
         self._of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def receiving(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a place. Raise Busy if none becomes free for half a minute."""
+        places = self._places.setdefault(tenant, asyncio.Semaphore(AT_ONCE))
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await places.acquire()
+        except TimeoutError as exc:
+            raise Busy(
+                f"{AT_ONCE} large bodies of this tenant are being received already",
+                hint="send them one after the other, or as files to fs/upload",
+            ) from exc
+        try:
+            yield
+        finally:
+            places.release()
 
     async def parse(self, tenant: str, work: Callable[[], R]) -> R:
         """Return the result of `work`. A caller that is cancelled while it waits gives way."""

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
 
+from sandkasten.api.request.large_bodies import LARGE_BYTES
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 # Bytes a second that the slowest client still manages.
 _SLOWEST: Final = 4096
@@ -30,9 +31,22 @@ class ClientLeft(Exception):
     """The client disconnected before the end of the response, and nothing more can be sent."""
 
 
-async def read_body(request: Request, most: int, timeout_s: float) -> bytes:
-    """Return the whole body, which arrives within `timeout_s` plus time for its size."""
-    pieces = [piece async for piece in _pieces(request, most, timeout_s, timeout_s)]
+async def read_body(
+    request: Request,
+    most: int,
+    timeout_s: float,
+    large: Callable[[], Awaitable[None]] | None = None,
+) -> bytes:
+    """Return the whole body, which arrives within `timeout_s` plus time for its size.
+
+    `large` is awaited once, before more than LARGE_BYTES of it are kept. Nothing is read meanwhile.
+    """
+    pieces, count = [], 0
+    async for piece in _pieces(request, most, timeout_s, timeout_s):
+        if large is not None and count <= LARGE_BYTES < count + len(piece):
+            await large()
+        pieces.append(piece)
+        count += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
