@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sandkasten.cli.commands.network import rule_lines
 from sandkasten.cli.output import tell_network
 from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
+from sandkasten.model.sandbox import network_refusals
 from sandkasten.model.sandbox.network_policy import (
     CLOSED,
     NetworkAttempt,
@@ -178,6 +181,15 @@ def test_a_rule_is_suggested_for_each_host_and_port():
     assert not_public(tried) == ()
 
 
+@pytest.mark.parametrize("event", ["refused", "would_refuse"])
+def test_a_host_that_the_rules_allow_is_not_suggested(event):
+    tried = [
+        NetworkAttempt(1, 0.0, event, 80, "the client names another host", host="a.test"),
+        NetworkAttempt(2, 0.0, event, 443, "TLS without a server name", host="b.test"),
+    ]
+    assert suggested(tried) == ()
+
+
 def test_refused_secret_over_plain_http_is_explained():
     tried = [NetworkAttempt(1, 0.0, "refused", 80, "secret without TLS", host="a.test")]
     [refusal] = refusals(tried)
@@ -257,11 +269,42 @@ def test_the_hint_of_a_refusal_names_what_can_open_it(rule, host, address, hint)
         ("deny a.test", "a.test", None, [], None),
         ("limit:connections", "a.test", None, [], None),
         ("secret without TLS", "a.test", None, [], None),
+        ("bytes that are neither TLS nor HTTP", "a.test", None, [], None),
+        ("the client names another host", "a.test", None, [], None),
+        ("the client does not name its host clearly", "a.test", None, [], None),
+        ("TLS without a server name", "a.test", None, [], None),
+        ("a path that is not in its plain form", "a.test", None, [], None),
+        ("a header that names another method, path or host", "a.test", None, [], None),
+        ("another protocol to the host of a secret; a rule must name its port", "a.test", None, [],
+         "a.test:80"),
     ],
-)
+)  # fmt: skip
 def test_a_refusal_names_the_rule_that_would_allow_it(rule, host, address, reachable, allow):
     one = NetworkAttempt(1, 0.0, "refused", 80, rule, host=host, address=address)
     assert refusals([one], reachable)[0].allow == allow
+
+
+@pytest.mark.parametrize(
+    ("rule", "hint"),
+    [
+        ("the client names another host", "connection of its own"),
+        ("the client does not name its host clearly", "Host"),
+        ("TLS without a server name", "SNI"),
+        ("a path that is not in its plain form", "path"),
+        ("a header that names another method, path or host", "without this header"),
+    ],
+)
+def test_a_refusal_that_no_rule_opens_says_what_the_client_must_change(rule, hint):
+    refused = refusals([NetworkAttempt(1, 0.0, "refused", 80, rule, host="a.test")])[0]
+    assert hint in refused.hint
+    assert "network.allow" not in refused.hint
+
+
+def test_the_rules_of_refusals_are_those_of_the_egress_process():
+    sources = (Path(__file__).parents[2] / "runner" / "src" / "egress").rglob("*.rs")
+    text = "".join(path.read_text() for path in sources)
+    rules = {*network_refusals._HINTS, *network_refusals._MISSING_RULE}
+    assert {rule for rule in rules if f'"{rule}"' not in text} == set()
 
 
 def test_no_rule_allows_a_name_that_does_not_exist():

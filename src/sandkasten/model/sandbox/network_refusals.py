@@ -26,10 +26,10 @@ _NO_RULE: Final = "default"
 _DENY_RULE: Final = "deny "
 # The rule in the record of an address that the egress process did not dial.
 _NOT_PUBLIC: Final = "address that is not public"
-# The rule in the record of an inspected host that got something else on port 80 or 443.
-_NOT_WEB: Final = "bytes that are neither TLS nor HTTP"
-# The rule in the record of a request with a secret that was not encrypted.
-_WITHOUT_TLS: Final = "secret without TLS"
+# The rule in the record of a host of a secret that got another protocol than TLS and HTTP.
+_NOT_SEARCHED: Final = "another protocol to the host of a secret; a rule must name its port"
+# Refused because no rule names the host and port, so that one more rule opens them.
+_MISSING_RULE: Final = (_NO_RULE, _NOT_SEARCHED)
 UNRESOLVED: Final = ("no such name", "no name server answered", "the name has no address")
 """Reasons in the records of names that could not be looked up."""
 _MAX_REFUSALS: Final = 20
@@ -41,11 +41,19 @@ _BOTH_OPEN: Final = (
 _CHECK_NAME: Final = "check the spelling of the name; the rules allow it"
 _NO_SERVER: Final = "retry; the operator sets the name servers (network.servers)"
 _DENIED: Final = "a deny rule refuses it; the creator of the sandbox can remove it (network.deny)"
+# For refusals that no rule of the sandbox changes, by the rule in their record.
 _HINTS: Final = {
     _NOT_PUBLIC: OPERATOR_OPENS,
-    _NOT_WEB: "an inspected host gets only TLS and HTTP on ports 80 and 443; the operator can "
-    "leave it out (network.uninspected)",
-    _WITHOUT_TLS: "use https: a secret is never sent over plain HTTP",
+    "bytes that are neither TLS nor HTTP": "an inspected host gets only TLS and HTTP on ports 80 "
+    "and 443; the operator can leave it out (network.uninspected)",
+    "secret without TLS": "use https: a secret is never sent over plain HTTP",
+    "the client names another host": "send the requests to each host on a connection of its own",
+    "the client does not name its host clearly": "send HTTP with one Host header, or TLS with a "
+    "server name",
+    "TLS without a server name": "send the name of the host in the TLS handshake (SNI)",
+    "a path that is not in its plain form": "send the path without .., //, ; and without escapes "
+    "for dots, slashes and percent signs",
+    "a header that names another method, path or host": "send the request without this header",
 }
 _NO_NETWORK: Final = (
     "the sandbox was created without a network; if the command needs one, create a new sandbox "
@@ -142,7 +150,9 @@ def _remedy(refused: NetworkAttempt, reachable: list[_Network]) -> _Remedy:
     if refused.host is None and _closed(refused.address, reachable):
         return _Remedy(_BOTH_OPEN)
     host = refused.host or refused.address
-    return _Remedy(_CREATOR_ALLOWS, rule_for(host, refused.port) if host else None)
+    if host is None or refused.rule not in _MISSING_RULE:
+        return _Remedy(_CREATOR_ALLOWS)
+    return _Remedy(_CREATOR_ALLOWS, rule_for(host, refused.port))
 
 
 def no_network_hint(network: object, exit_code: int | None, output: bytes) -> str:
@@ -175,8 +185,8 @@ def _tried(attempts: Iterable[NetworkAttempt], reachable: Iterable[str]) -> list
     found: dict[tuple[str, int], bool] = {}
     for one in attempts:
         key = (one.host or one.address or "", one.port)
-        if one.rule.startswith(LIMIT_RULE):
-            continue
+        if one.rule.startswith(LIMIT_RULE) or (one.rule in _HINTS and one.rule != _NOT_PUBLIC):
+            continue  # A rule allows the host already, or does not matter.
         if one.rule.startswith(_DENY_RULE):
             found.pop(key, None)  # An allow rule would not open it.
             continue
