@@ -503,6 +503,7 @@ def test_completion_knows_commands(monkeypatch, process):
         ("sandkasten create --allow preset:py", ["preset:pypi"]),
         ("sandkasten image build data", ["datascience"]),
         ("sandkasten image bu", ["build"]),
+        ("sandkasten code sbx_1 --language ja", ["java", "javascript"]),
         ("sandkasten kill --signal HU", ["HUP"]),
         ("sandkasten key create --scope adm", ["admin"]),
         ("sandkasten serve --log-level w", ["warning"]),

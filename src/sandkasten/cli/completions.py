@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 BACKENDS: Final = (
     "local", "oci", "gvisor", "docker", "kubernetes", "dagger", "fly", "e2b", "modal",
 )  # fmt: skip
-_LANGUAGES: Final = ("python", "bash", "javascript", "typescript", "r")
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _NETWORKS: Final = ("none", "full")
 
@@ -227,6 +226,12 @@ def _profiles() -> Iterable[str]:
     return get_args(Profile)
 
 
+def _languages() -> Iterable[str]:
+    from sandkasten.model.commands.code_values import KNOWN_LANGUAGES
+
+    return KNOWN_LANGUAGES
+
+
 def _limits() -> Iterable[str]:
     from sandkasten.model.sandbox.policy import LIMIT_NAMES
 
@@ -282,7 +287,7 @@ TABLE: Final[Mapping[str, Words]] = {
     "--deny": _computed(_presets),
     "--image": _images,
     "--isolation": _computed(_isolations),
-    "--language": _choice(*_LANGUAGES),
+    "--language": _computed(_languages),
     "--log-level": _choice(*_LOG_LEVELS),
     "--network": _choice(*_NETWORKS),
     "--network-limit": _computed(_network_limits),

@@ -176,7 +176,7 @@ export interface CodeBody {
   language?: string | undefined;
   /** The id of a context; default: the session's own context of the language, which is created when it is first used. */
   context?: string | null | undefined;
-  /** Environment variables for this call: python, bash, javascript, typescript and r. */
+  /** Environment variables for this call, if the language is one of python, bash, javascript, typescript, r, java. */
   env?: Record<string, string> | undefined;
   /** Time after which the code is interrupted; 0: the default of the session. */
   timeoutSeconds?: number | null | undefined;

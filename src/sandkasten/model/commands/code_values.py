@@ -35,8 +35,9 @@ _ALIASES: Final = {
     "sh": "bash",
     "shell": "bash",
 }
-# Languages in which a call can have environment variables of its own.
-_WITH_ENV: Final = ("python", "bash", "javascript", "typescript", "r", "java")
+KNOWN_LANGUAGES: Final = ("python", "bash", "javascript", "typescript", "r", "java")
+"""Languages with a kernel in our images. A call in one of them can have variables of its own."""
+_NAMES: Final = ", ".join(KNOWN_LANGUAGES)
 
 CodeStatus = Literal["ok", "error", "timed_out", "interrupted", "restarted", "died"]
 
@@ -49,8 +50,7 @@ class CodeRequest:
     language: str = field(
         default="python",
         metadata=described(
-            "Language of the context: python, bash, javascript, typescript, r, java, or another one"
-            " that the image has a kernel for.",
+            f"Language of the context: {_NAMES}, or another one that the image has a kernel for.",
             schema={"pattern": shown_form(LANGUAGE)},
         ),
     )
@@ -66,7 +66,7 @@ class CodeRequest:
         default_factory=lambda: MappingProxyType({}),
         metadata={
             **described(
-                "Environment variables for this call: python, bash, javascript, typescript and r."
+                f"Environment variables for this call, if the language is one of {_NAMES}."
             ),
             "schema": ENVIRONMENT,
         },
@@ -183,8 +183,7 @@ def checked_language(given: str) -> str:
     if not _LANGUAGE.match(language):
         raise InvalidRequest(
             "language must be 1 to 24 letters and digits, beginning with a letter",
-            hint="use python, bash, javascript, typescript, r, java, or the language of another "
-            "kernel",
+            hint=f"use {_NAMES}, or the language of another kernel",
             field="language",
         )
     return language
@@ -206,9 +205,9 @@ def checked_code(request: CodeRequest, most_s: float, usual_s: float) -> CodeReq
     language = checked_language(request.language)
     if request.context is not None:
         language = context_language(request.context)
-    if request.env and language not in _WITH_ENV:
+    if request.env and language not in KNOWN_LANGUAGES:
         raise InvalidRequest(
-            f"env of a call is supported for {', '.join(_WITH_ENV)}, got {language}",
+            f"env of a call is supported for {_NAMES}, got {language}",
             hint="pass env when you create the context",
             field="env",
         )
