@@ -153,7 +153,7 @@ class Part:
     def __str__(self) -> str:
         names = ", ".join(f"`{name}`" for name in self.files) or "everything"
         aspects = ", ".join(f"`{aspect}`" for aspect in self.without)
-        return f"{names} (but no test of the aspects {aspects})" if aspects else names
+        return f"{names} (without the aspects {aspects})" if aspects else names
 
 
 Suite = Literal["contract", "security"]

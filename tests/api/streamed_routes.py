@@ -19,7 +19,7 @@ PREVIEW: Final = ("ANY", "a preview")
 """Of requests that a host name leads into a sandbox; they have no route."""
 
 LARGE_JSON: Final = ("ANY", "a large JSON answer")
-"""Of any route: what is larger than 256 KiB is encoded while it is sent."""
+"""An answer of any route: above 256 KiB it is encoded while it is sent."""
 
 STREAMED: Final = frozenset(
     {

@@ -1,4 +1,4 @@
-"""What each backend can do: one value for each, which agrees with itself."""
+"""The capabilities of each backend agree with themselves."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _PLUGIN = """
 from sandkasten.model.backends.capabilities import Capabilities
 from sandkasten.ports.backend_plugins import BackendPlugin
 
-PLUGIN = BackendPlugin({name!r}, Capabilities("kernel"), lambda context: {{}}, {interface})
+PLUGIN = BackendPlugin({name!r}, Capabilities(strength=1), lambda context: {{}}, {interface})
 """
 
 _SECTION = """
@@ -74,7 +74,7 @@ def test_plugin_of_another_distribution_is_found_once(
 ) -> None:
     install("first_plugin", _plugin("first"))
     install("second_plugin", _plugin("second"))
-    install("other_group", "", group="somebody.else")
+    install("other_group", "", group="another.program")
 
     found = _discover(site)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.cloud.cloud_capabilities import opened_by
+from sandkasten.backends.cloud.cloud_capabilities import configured
 from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
 from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
 from sandkasten.backends.cloud.machine_records import MachineRecords
@@ -61,7 +61,7 @@ class Keeper(UnisolatedBackend):
 
 def provider(directory: Path, real: Keeper, options: E2bOptions) -> LazyBackend:
     """Return the backend e2b with these options, which opens `real`."""
-    can = opened_by(options, "e2b", E2B)
+    can = configured(options, "e2b", E2B)
     return LazyBackend(
         "e2b", can, directory, lambda: real, lambda: bool(MachineRecords(directory).ids())
     )

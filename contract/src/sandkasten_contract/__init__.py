@@ -1,1 +1,1 @@
-"""What every backend must do, as tests; `python -m sandkasten_contract NAME` runs them on one."""
+"""Tests of what every backend must do; `python -m sandkasten_contract NAME` runs them on one."""

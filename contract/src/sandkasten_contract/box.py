@@ -109,12 +109,12 @@ class Box:
 
     def fields(self, command: Sequence[str] | str, **fields: Any) -> dict[str, Any]:
         """Return the request of `exec.start`: a list is argv, a string goes to the shell."""
-        made: dict[str, Any] = {"exec_id": f"t{next(self._numbers)}"}
+        request: dict[str, Any] = {"exec_id": f"t{next(self._numbers)}"}
         if isinstance(command, str):
-            made |= {"shell": "default", "command": to_bytes_json(command)}
+            request |= {"shell": "default", "command": to_bytes_json(command)}
         else:
-            made["argv"] = [to_bytes_json(word) for word in command]
-        return {**made, **fields}
+            request["argv"] = [to_bytes_json(word) for word in command]
+        return {**request, **fields}
 
     async def run(
         self, command: Sequence[str] | str, *, stdin: bytes | None = None, **fields: Any
@@ -138,22 +138,22 @@ class Box:
 
     async def output(self, exec_id: str, **fields: Any) -> Ran:
         async with asyncio.timeout(PATIENCE_S):
-            wanted = {"exec_id": exec_id, **fields}
-            async with self.channel.stream("exec.output", wanted) as call:
+            request = {"exec_id": exec_id, **fields}
+            async with self.channel.stream("exec.output", request) as call:
                 return await collected(call)
 
     async def prints(self, exec_id: str, wanted: bytes) -> bytes:
         """Follow a running command until it has printed something; return all output so far."""
         seen = b""
         async with asyncio.timeout(PATIENCE_S):
-            asked = {"exec_id": exec_id, "follow": True}
-            async with self.channel.stream("exec.output", asked) as call:
+            request = {"exec_id": exec_id, "follow": True}
+            async with self.channel.stream("exec.output", request) as call:
                 async for item in call:
                     if isinstance(item, OutputChunk):
                         seen += item.data
                         if wanted in seen:
                             return seen
-        raise AssertionError(f"the command ended without printing {wanted!r}; it said {seen!r}")
+        raise AssertionError(f"the command ended without printing {wanted!r}; it printed {seen!r}")
 
     # ---- everything else
 
@@ -166,8 +166,8 @@ class Box:
 
     async def read(self, path: str, **fields: Any) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
-            asked = {"path": to_bytes_json(path), **fields}
-            async with self.channel.stream("fs.read", asked) as call:
+            request = {"path": to_bytes_json(path), **fields}
+            async with self.channel.stream("fs.read", request) as call:
                 pieces = [item.data async for item in call if isinstance(item, Data)]
                 await call.result()
         return b"".join(pieces)

@@ -1,4 +1,4 @@
-"""Which tests do not apply to a platform, and why: each says so with a marker and a reason."""
+"""Decide by the markers of a test whether it applies to a platform, with a reason if not."""
 
 from __future__ import annotations
 

@@ -46,11 +46,11 @@ def each(
                 with _named(case):
                     test(*args, **fixtures, **case)
 
-        made: Any = in_a_loop if inspect.iscoroutinefunction(test) else in_a_row
-        taken = inspect.signature(test)
-        others = [one for name, one in taken.parameters.items() if name not in names]
-        made.__signature__ = taken.replace(parameters=others)
-        return made
+        wrapper: Any = in_a_loop if inspect.iscoroutinefunction(test) else in_a_row
+        signature = inspect.signature(test)
+        others = [one for name, one in signature.parameters.items() if name not in names]
+        wrapper.__signature__ = signature.replace(parameters=others)
+        return wrapper
 
     return decorate
 

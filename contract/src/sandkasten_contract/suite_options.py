@@ -46,13 +46,13 @@ class SuiteOptions:
             return Image("host")
         if backend.capabilities.own_images:
             return Image(self.image, kind="engine")
-        found = self._images.find(self.image)
-        if found is None:
+        image = self._images.find(self.image)
+        if image is None:
             raise ImageNotFound(
                 f"the store has no image {self.image}", hint="sandkasten image ls lists them"
             )
-        layers, env = self._images.trees(found), dict(found.config.env)
-        return Image(self.image, kind="layers", id=found.id, layers=layers, env=env)
+        layers, env = self._images.trees(image), dict(image.config.env)
+        return Image(self.image, kind="layers", id=image.id, layers=layers, env=env)
 
     @property
     def _images(self) -> LayerStore:
@@ -60,7 +60,7 @@ class SuiteOptions:
 
     @property
     def traits(self) -> frozenset[str]:
-        """What the markers of tests call this platform."""
+        """The words by which markers of tests name this platform."""
         return frozenset({self.backend, "host" if self.image == "host" else "image", "hardened"})
 
     def provides(self, program: str) -> bool:

@@ -57,7 +57,7 @@ class _Group(typer.core.TyperGroup):
 
 
 class _Sections(_Group):
-    """All commands. Lists them by section: a flat list of forty names is not read."""
+    """The group of all commands, listed by section: a flat list of forty names is not read."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
@@ -569,8 +569,8 @@ def _version(context: typer.Context, json: Json = False) -> None:
 
 def described(name: str) -> Any:
     """Return the parser's description of a command; None for an unknown name."""
-    found: Any = typer.main.get_command(build(name))
-    return found.commands.get(name)
+    group: Any = typer.main.get_command(build(name))
+    return group.commands.get(name)
 
 
 def command_names() -> list[str]:

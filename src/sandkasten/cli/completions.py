@@ -121,7 +121,7 @@ def _choice(*words: str) -> Words:
 
 
 def _computed(words: Callable[[], Iterable[str]]) -> Words:
-    """Return what gives words of the model, which is imported only then."""
+    """Return the completion by words of the model, which is imported only then."""
 
     async def found(state: State, ctx: typer.Context) -> Iterable[str]:
         return words()
@@ -189,22 +189,22 @@ async def _commands(state: State, ctx: typer.Context) -> Iterable[str]:
 async def _agents(state: State, ctx: typer.Context) -> Iterable[str]:
     from sandkasten.cli.commands.runs import agents
 
-    async with agents(state) as found:
-        return [one.name for one in await found.agents()]
+    async with agents(state) as runs:
+        return [one.name for one in await runs.agents()]
 
 
 async def _workflows(state: State, ctx: typer.Context) -> Iterable[str]:
     from sandkasten.cli.commands.runs import agents
 
-    async with agents(state) as found:
-        return [one.name for one in await found.workflows()]
+    async with agents(state) as runs:
+        return [one.name for one in await runs.workflows()]
 
 
 async def _runs(state: State, ctx: typer.Context) -> Iterable[str]:
     from sandkasten.cli.commands.runs import agents
 
-    async with agents(state) as found:
-        return [one.id for one in await found.runs()]
+    async with agents(state) as runs:
+        return [one.id for one in await runs.runs()]
 
 
 def _backends() -> Iterable[str]:
@@ -323,4 +323,4 @@ TABLE: Final[Mapping[str, Words]] = {
     "workspace NAME": _workspaces,
     "workspace SOURCE": _workspaces,
 }
-"""What completes a value: by the option or the argument, of all commands or of one or a group."""
+"""The completion of a value by its option or argument, of all commands, of one, or of a group."""

@@ -84,7 +84,7 @@ def tell_network(
 ) -> None:
     """Print what the network refused, each way to allow it once, and the rules of a dry run.
 
-    `allow` returns what to type so that rules are added to those of the sandbox.
+    `allow` returns what to type to add rules to those of the sandbox.
     """
     for one in refused:
         tell("warning", one.text)

@@ -141,8 +141,8 @@ def _after(command: str, option: str) -> str:
     """Return the hint for an option before the command that belongs after it."""
     from sandkasten.cli.command_table import described
 
-    found = described(command)
-    if found is None or option not in option_names(found):
+    known = described(command)
+    if known is None or option not in option_names(known):
         return ""
     return f"it goes after the command: {_PROGRAM} {command} {option}"
 

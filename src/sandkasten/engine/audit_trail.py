@@ -82,7 +82,7 @@ _DECISIONS: Final = (PolicyDenied, QuotaExceeded, IsolationRefused, InvalidImage
 
 @dataclass(frozen=True, slots=True)
 class RecordedCommand:
-    """What the log shows of a command that is started."""
+    """A command that is started, as the log shows it."""
 
     line: tuple[str, ...] | str
     shell: str | None = None

@@ -1,8 +1,8 @@
 """A backend as a plugin: one value that can be imported without the library that it wraps.
 
-Distributions of other projects bring one as an entry point of the group `sandkasten.backends`. What
-they may rely on is this module, `ports`, `errors`, `settings`, `model.backends`, `LazyBackend`, and
-the runner protocol; `INTERFACE` changes when one of these changes in a way that plugins notice.
+Distributions of other projects bring one as an entry point of the group `sandkasten.backends`.
+docs/guides/extending.md lists the modules that they may rely on; `INTERFACE` changes when one of
+these changes in a way that plugins notice.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class NamesEngines(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """What a plugin gets to open its backends."""
+    """Values that a plugin gets to open its backends."""
 
     data_dir: Path
     settings: Any

@@ -146,7 +146,7 @@ class RunsOnce(Protocol):
 
 @runtime_checkable
 class Closes(Protocol):
-    """A store, or another part, that keeps its own descriptors open."""
+    """A store that keeps its own descriptors open."""
 
     async def aclose(self) -> None:
         """Close the connections. Twice is fine."""

@@ -128,7 +128,7 @@ class CallingAgent:
 
 
 caller_agent: ContextVar[CallingAgent | None] = ContextVar("caller_agent", default=None)
-"""Of the tool call that records belong to; None for calls of clients."""
+"""The agent of the tool call that records belong to; None for calls of clients."""
 
 
 class Untraced:

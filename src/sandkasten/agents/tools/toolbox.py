@@ -207,7 +207,7 @@ class Toolbox:
 
 @contextmanager
 def _recorded(context: RunContext) -> Iterator[None]:
-    """Have records name the agent of a call; a client that calls a tool itself is no agent."""
+    """Name the agent in the records of a call; a client that calls a tool itself has none."""
     agent = None
     if context.agent_name and not context.client:
         agent = CallingAgent(context.agent_name, context.agent_run_id)

@@ -21,14 +21,14 @@ LARGE: Final = 256 * 1024
 """The weight from which a value is encoded in pieces. Less takes a few milliseconds at most."""
 # A multiple of three, so that base64 of a piece has no padding: half a millisecond at most.
 _PIECE: Final = 48 * 1024
-# Of a number, a name or a bracket.
+# The weight of a number, a name or a bracket.
 _SMALL: Final = 8
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Base64:
-    """More than 256 KiB that are written as base64, encoded only when they are sent."""
+    """Data of more than 256 KiB, which is encoded as base64 only when it is sent."""
 
     data: bytes
 
@@ -97,19 +97,19 @@ def _members(begin: bytes, members: Iterable[tuple[bytes, object]], end: bytes) 
 def _weight(value: object, most: int) -> int:
     """Return about how many bytes are to be encoded, or any number of at least `most`."""
     weight = 0
-    left: list[object] = [value]
-    while left and weight < most:
-        inner = left.pop()
+    waiting: list[object] = [value]
+    while waiting and weight < most:
+        inner = waiting.pop()
         if isinstance(inner, str):
             weight += len(inner) + _SMALL
         elif isinstance(inner, Base64):
             weight += len(inner.data)
         elif isinstance(inner, dict):
             weight += _SMALL * (1 + len(inner))
-            left += inner.values()
+            waiting += inner.values()
         elif isinstance(inner, list | tuple):
             weight += _SMALL
-            left += inner
+            waiting += inner
         else:
             weight += _SMALL
     return weight

@@ -1,4 +1,4 @@
-"""A few large answers of each tenant at a time.
+"""Limit how many large answers of a tenant are in memory at once.
 
 A file of 10 MB is in memory three times while it is sent as JSON, for as long as its client takes
 to read it. Any number of them at once could take all memory of the daemon.

@@ -167,13 +167,13 @@ async def _progress_of(
     """Yield progress reports; old ones are dropped if the client reads too slowly."""
     reports: asyncio.Queue[ImageProgress | None] = asyncio.Queue(_KEPT_REPORTS)
 
-    def told(report: ImageProgress | None) -> None:
+    def keep(report: ImageProgress | None) -> None:
         if reports.full():
             reports.get_nowait()
         reports.put_nowait(report)
 
-    working = asyncio.ensure_future(work(told))
-    working.add_done_callback(lambda _: told(None))
+    working = asyncio.ensure_future(work(keep))
+    working.add_done_callback(lambda _: keep(None))
     try:
         while (report := await reports.get()) is not None:
             yield event("progress", to_json(report))

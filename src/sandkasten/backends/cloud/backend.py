@@ -135,7 +135,7 @@ class CloudBackend:
         await self._remove(sandbox_id, machine_id)
 
     async def ping(self) -> None:
-        """Each request to the provider shows whether it answers."""
+        """Do nothing: each request to the provider shows whether it answers."""
 
     async def aclose(self) -> None:
         await self._provider.aclose()

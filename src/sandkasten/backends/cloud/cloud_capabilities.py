@@ -1,4 +1,4 @@
-"""What machines of every provider can do. Nothing of a provider is imported here."""
+"""The capabilities of machines of every provider. Imports nothing of a provider."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _ANSWERS_S: Final = 60.0
 
 
-def machine(features: BackendFeatures) -> Capabilities:
+def machine_capabilities(features: BackendFeatures) -> Capabilities:
     return Capabilities(
         strength=1,
         external=True,
@@ -29,8 +29,8 @@ def machine(features: BackendFeatures) -> Capabilities:
     )
 
 
-def opened_by(options: ProviderOptions, name: str, can: Capabilities) -> Capabilities:
-    """Return what the settings leave of it.
+def configured(options: ProviderOptions, name: str, can: Capabilities) -> Capabilities:
+    """Return the capabilities with these settings.
 
     A provider is closed until the operator enables it: every key that may create a sandbox could
     otherwise make machines that cost money. Without a setting that every request to the provider

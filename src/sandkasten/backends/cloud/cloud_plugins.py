@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.cloud.cloud_capabilities import opened_by
+from sandkasten.backends.cloud.cloud_capabilities import configured
 from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
 from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
 from sandkasten.backends.cloud.fly.fly_capabilities import FLY
@@ -51,7 +51,7 @@ def _plugin(
     def opened(context: BackendContext) -> Mapping[str, Backend]:
         options: ProviderOptions = context.settings
         directory = context.data_dir / name
-        left = opened_by(options, name, can)
+        capabilities = configured(options, name, can)
 
         def opener() -> Backend:
             from sandkasten.backends.cloud.backend import CloudBackend
@@ -60,14 +60,15 @@ def _plugin(
             records = MachineRecords(directory)
             owner = records.owner()
             machines = provider(options, owner)
-            return CloudBackend(machines, records, owner, options, left)
+            return CloudBackend(machines, records, owner, options, capabilities)
 
         def holds() -> bool:
             from sandkasten.backends.cloud.machine_records import MachineRecords
 
             return bool(MachineRecords(directory).ids())
 
-        return {name: LazyBackend(name, left, directory, with_library(name, name, opener), holds)}
+        opening = with_library(name, name, opener)
+        return {name: LazyBackend(name, capabilities, directory, opening, holds)}
 
     return BackendPlugin(name, can, opened, settings=section)
 

@@ -256,10 +256,10 @@ class DaggerBackend:
         """Do nothing: a session uploads a directory with the first run that mounts it."""
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        """It keeps no sandbox."""
+        """Do nothing: it keeps no sandbox."""
 
     async def ping(self) -> None:
-        """Each run asks its own engine (`reach`)."""
+        """Do nothing: each run asks its own engine (`reach`)."""
 
     async def aclose(self) -> None:
         await asyncio.gather(*(one.aclose() for one in self._sessions.values()))

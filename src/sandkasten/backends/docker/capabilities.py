@@ -1,4 +1,4 @@
-"""What the backend docker can do. Nothing of the backend is imported here."""
+"""The capabilities of backend docker. Imports nothing of the backend itself."""
 
 from __future__ import annotations
 

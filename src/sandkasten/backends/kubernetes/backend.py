@@ -252,7 +252,7 @@ class KubernetesBackend:
             raise refusals.mounts()
 
     async def ping(self) -> None:
-        """Each request to the API server shows whether it answers."""
+        """Do nothing: each request to the API server shows whether it answers."""
 
     async def aclose(self) -> None:
         await self._client.aclose()

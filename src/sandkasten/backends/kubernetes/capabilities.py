@@ -1,4 +1,4 @@
-"""What the backend kubernetes can do. Nothing of the backend is imported here."""
+"""The capabilities of backend kubernetes. Imports nothing of the backend itself."""
 
 from __future__ import annotations
 

@@ -125,10 +125,10 @@ class LocalBackend:
         await asyncio.to_thread(remove, self._layout, sandbox_id)
 
     async def ping(self) -> None:
-        """Nothing outside this machine is needed."""
+        """Do nothing: only this machine is needed."""
 
     async def aclose(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no connection is kept open."""
 
     async def resize(self, sandbox_id: SandboxId, limits: Limits) -> None:
         """See `ports.Resizes`."""

@@ -1,4 +1,4 @@
-"""What the backend local can do. Nothing of the backend is imported here."""
+"""The capabilities of backend local. Imports nothing of the backend itself."""
 
 from __future__ import annotations
 

@@ -159,10 +159,10 @@ class OciBackend:
         await asyncio.to_thread(remove, self._layout, sandbox_id)
 
     async def ping(self) -> None:
-        """Nothing outside this machine is needed."""
+        """Do nothing: only this machine is needed."""
 
     async def aclose(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no connection is kept open."""
 
     async def _prepare(self, spec: CellSpec) -> None:
         """Test a throw-away sandbox, once for each kind of sandbox."""

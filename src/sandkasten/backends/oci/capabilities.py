@@ -1,4 +1,4 @@
-"""What the backends oci and gvisor can do. Nothing of the backend is imported here."""
+"""The capabilities of the backends oci and gvisor. Imports nothing of the backends themselves."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ class _Session:
 
 
 def _allow(box: AsyncSandbox) -> Allow | None:
-    """Return what says how to add rules to those of the sandbox, if they are known."""
+    """Return the function that names the command to add rules; None if the rules are unknown."""
     from sandkasten.cli.commands.exec import allow_command
 
     network = None if box.known is None else box.known.network
@@ -293,5 +293,5 @@ def explain(result: CodeResult, allow: Allow | None = None) -> None:
     if result.truncated:
         tell("warning", "output or results over a limit were left out")
     if result.network is not None:
-        found = result.network
-        tell_network(found.refused, found.suggested, found.hint, allow)
+        network = result.network
+        tell_network(network.refused, network.suggested, network.hint, allow)

@@ -434,8 +434,8 @@ def _permitted_s(call: Call, info: Info | None, seconds: int) -> float:
 
 def _notice(*texts: str) -> dict[str, str]:
     """Return the header that says what the operator does not permit, or none."""
-    said = "; ".join(text for text in texts if text)
-    return {NOTICE: said} if said else {}
+    notice = "; ".join(text for text in texts if text)
+    return {NOTICE: notice} if notice else {}
 
 
 def _timeout_notice(seconds: int, permitted_s: float) -> str:

@@ -483,9 +483,8 @@ class _RecordedExec:
             self._asked()
         elif self._recording is not None:
             self._recording.close()
-        record, command = self._following.handle.record, self._following.command
-        shell = command.shell if command.argv is None else None
-        self._row = self._history.began(record, exec_id, self._command.line, shell)
+        record, command = self._following.handle.record, self._command
+        self._row = self._history.began(record, exec_id, command.line, command.shell)
 
 
 def _exec_id(request: ExecRequest) -> str:

@@ -55,10 +55,10 @@ class BackendHealth:
 
     def is_external(self, backend: str) -> bool:
         """Return whether a platform holds its sandboxes, which can be unreachable while they live
-        on. So it may be for one that is not here any more, such as a removed Docker Engine.
+        on. True for a backend that is no longer configured, such as a removed Docker Engine.
         """
-        found = self._backends.get(backend)
-        return found is None or found.capabilities.external
+        configured = self._backends.get(backend)
+        return configured is None or configured.capabilities.external
 
     def check(self, backend: str, place: str = "") -> None:
         """Raise BackendUnavailable while the backend, or this place of it, is known not to answer,

@@ -63,13 +63,13 @@ class DepartedEngine:
         return ()
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        """Nothing of it can be reached."""
+        """Do nothing: no part of it can be reached."""
 
     async def ping(self) -> None:
         raise not_configured(self.name, ())
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 DEPARTED: Final = DepartedEngine()

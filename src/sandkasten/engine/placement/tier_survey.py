@@ -60,8 +60,8 @@ class TierSurvey:
         """Return all tiers, the default first. With `measure`, create a few real sandboxes on each
         ready one.
         """
-        found = await self._some_image()
-        image = found if isinstance(found, str) else None
+        usable = await self._some_image()
+        image = usable if isinstance(usable, str) else None
         if self._backends[self._default].capabilities.run_once:
             # It makes no sandbox that could be planned or measured.
             lines = [replace(await self._looked_at(self._default), default=True)]
@@ -73,9 +73,9 @@ class TierSurvey:
                 host = CreateRequest(SandboxOptions(backend="local", image="host"))
                 lines.append(await self._tier("local", host, measure))
             on_image = CreateRequest(SandboxOptions(backend="local", image=image))
-            if isinstance(found, SandkastenError):
-                reason = found.operator_message
-                lines.append(_missing("local on an image", "local", reason, found.hint))
+            if isinstance(usable, SandkastenError):
+                reason = usable.operator_message
+                lines.append(_missing("local on an image", "local", reason, usable.hint))
             else:
                 lines.append(await self._tier("local on an image", on_image, measure))
             dev = CreateRequest(SandboxOptions(backend="local", image=image, profile="dev"))

@@ -1,4 +1,4 @@
-"""What a backend can do, as one value that it brings itself. Pure.
+"""The capabilities of a backend: one value that it brings itself. Pure.
 
 Planner, tiers, `doctor`, `GET /v1/backends` and the reference read this value; nothing else in the
 project lists backends by name. What an option of the settings opens or closes is in the value that
@@ -44,7 +44,7 @@ class Capabilities:
     its machines was not examined: they count as containers do.
     """
     features: BackendFeatures = BackendFeatures()
-    """What clients are shown."""
+    """The part that clients are shown."""
     external: bool = False
     """Whether a platform holds the sandboxes (a Docker Engine, a cluster, a provider). It can be
     unreachable while they live on.

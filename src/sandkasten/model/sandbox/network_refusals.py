@@ -1,4 +1,4 @@
-"""What the network of a sandbox refused: text, hint, and the rule that would allow it. Pure.
+"""Refusals of a sandbox's network: text, hint, and the rule that would allow each. Pure.
 
 Every client shows what is decided here: the command line, HTTP, the SDKs and the tools of an agent.
 """
@@ -99,7 +99,7 @@ class Refusal:
 
     @property
     def text(self) -> str:
-        """What happened, in words."""
+        """The refusal as text for people."""
         if self.unresolved:
             return f"the network could not look up {self.host} ({self.rule})"
         to = destination(self.host, self.address, self.port)

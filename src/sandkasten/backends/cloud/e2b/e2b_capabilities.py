@@ -1,13 +1,13 @@
-"""What the backend e2b can do. Nothing of the provider is imported here."""
+"""The capabilities of backend e2b. Imports nothing of the provider."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sandkasten.backends.cloud.cloud_capabilities import machine
+from sandkasten.backends.cloud.cloud_capabilities import machine_capabilities
 from sandkasten.model.backends.backend_features import BackendFeatures
 
-E2B: Final = machine(
+E2B: Final = machine_capabilities(
     BackendFeatures(
         summary="machines of E2B, or of a service with its protocol",
         sessions=True,

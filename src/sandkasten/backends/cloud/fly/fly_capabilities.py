@@ -1,13 +1,13 @@
-"""What the backend fly can do. Nothing of the provider is imported here."""
+"""The capabilities of backend fly. Imports nothing of the provider."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from sandkasten.backends.cloud.cloud_capabilities import machine
+from sandkasten.backends.cloud.cloud_capabilities import machine_capabilities
 from sandkasten.model.backends.backend_features import BackendFeatures
 
-FLY: Final = machine(
+FLY: Final = machine_capabilities(
     BackendFeatures(
         summary="microVMs of Fly (Fly Machines)",
         sessions=True,
