@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from sandkasten.images.archives.archive_import import Import, import_file
 from sandkasten.images.catalog import Images
 from sandkasten.images.host_image import HostImages
 from sandkasten.images.layers.image_store import LayerStore
+from sandkasten.model.backends.capabilities import Closed
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
@@ -332,6 +334,15 @@ async def test_strongest_moves_no_code_to_another_engine_or_provider_if_the_defa
         await demanded.create(CreateRequest())
     provider = opened(Named("fly"), Named("e2b"), Named("docker"))
     assert await backend_of(provider, isolation="strongest") == "fly"
+
+
+@pytest.mark.promise("P05")
+async def test_strongest_is_stronger_than_a_default_that_the_operator_has_not_enabled(opened):
+    fly = Named("fly", Readiness(False, "backend fly is not enabled", "enable it"))
+    closed = Closed("backend fly is not enabled", "enable it")
+    fly.capabilities = replace(fly.capabilities, closed=closed)
+    engine = opened(fly, Named("local"), Named("gvisor"))
+    assert await backend_of(engine, isolation="strongest") == "gvisor"
 
 
 async def test_the_readiness_of_an_engine_is_not_cached(opened):

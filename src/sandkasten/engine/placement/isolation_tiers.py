@@ -131,7 +131,8 @@ class IsolationTiers:
     def _may_replace_default(self, backend: Backend) -> bool:
         if backend.name == self._default:
             return True
-        default, can = self._known(self._default).capabilities, backend.capabilities
+        # One that is closed is not ready either, and keeps none from being chosen.
+        default, can = self._backends[self._default].capabilities, backend.capabilities
         here = not default.external or can.strength > default.strength
         return here and not can.external
 
