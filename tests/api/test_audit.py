@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 import shlex
@@ -265,6 +266,21 @@ async def test_what_ends_or_disturbs_the_work_of_another_is_recorded(
     # What was done to a command is no command.
     history = await two.ask(0, "GET", "/execs")
     assert {row["command"] for row in history} <= {"sleep 1000 &", "sleep 1000", "python kernel"}
+
+
+@pytest.mark.promise("P86")
+async def test_names_that_are_not_utf8_stay_different(daemon):
+    box = (await daemon.ask("POST", "/v1/sessions", {}, headers=AS_OPERATOR)).json["id"]
+    for name in (b"/workspace/\xff", b"/workspace/\xfe", "/workspace/ü".encode()):
+        body = {"path_b64": base64.b64encode(name).decode(), "contents": "x"}
+        made = await daemon.ask("POST", f"/v1/sessions/{box}/fs/write", body, headers=AS_OPERATOR)
+        assert made.status < 300, made.raw
+    rows = await audited(daemon, f"?session_id={box}&kind=file")
+    assert [row["target"] for row in rows] == [
+        "/workspace/\\xff",
+        "/workspace/\\xfe",
+        "/workspace/ü",
+    ]
 
 
 @pytest.mark.promise("P86")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -354,8 +354,10 @@ class AuditTrail:
 
     def _file(self, record: Record, change: FileChange, outcome: str) -> None:
         if self.log is not None:
-            path = excerpt(change.path, _PATH_CHARS)
-            detail = {name: excerpt(value, _PATH_CHARS) for name, value in change.detail.items()}
+            path = excerpt(_path(change.path), _PATH_CHARS)
+            detail = {
+                name: excerpt(_path(text), _PATH_CHARS) for name, text in change.detail.items()
+            }
             self._write("file", change.action, record.tenant, record.id, path, outcome, detail)
 
     # ---- policy
@@ -499,6 +501,14 @@ def _shortened(name: str, text: str, most: int) -> dict[str, str]:
         detail[f"{name}_bytes"] = str(len(data))
         detail[f"{name}_sha256"] = hashlib.sha256(data).hexdigest()
     return detail
+
+
+def _path(text: str) -> str:
+    r"""Return a path with `\xff` for bytes that are not UTF-8, so that names stay different."""
+    # One that is no path at all is refused, and recorded as it is.
+    with suppress(UnicodeEncodeError):
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return text
 
 
 def _names(names: Collection[str]) -> str:
