@@ -22,6 +22,8 @@ struct Turn {
     shown: String,
     /// What counts as received from the server.
     received: u64,
+    /// Whether the end of what was sent is shown if the server pauses.
+    due: bool,
 }
 
 fn inspector() -> Inspector {
@@ -81,6 +83,7 @@ fn turns_before(requests: &str, answers: &[u8], then: fn(&UnixStream)) -> Vec<Tu
             requests: inspection.events.drain(..).count(),
             shown: read(&mut client),
             received: inspection.bytes().1,
+            due: inspection.due().is_some(),
         });
         read(&mut server);
     }
@@ -147,6 +150,25 @@ fn an_unfinished_message_is_not_shown_when_its_server_ends() {
         let shown = shown(&turns_before(WEBSOCKET, &answers, end));
         let (_, messages) = shown.split_once("\r\n\r\n").unwrap();
         assert_eq!(messages, expected, "{:?}", frames);
+    }
+}
+
+#[test]
+fn a_pause_counts_only_where_the_server_has_finished_a_part() {
+    let until_close = "HTTP/1.1 200 OK\r\n\r\n";
+    let with_length = "HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n";
+    for (request, head, part, due) in [
+        (GET, CHUNKED, "8\r\n0123", false),
+        (GET, CHUNKED, "4\r\n0123", false),
+        (GET, CHUNKED, "4\r\n0123\r\n", true),
+        (GET, CHUNKED, "4\r\n0123\r\n8", true),
+        (GET, with_length, "0123", false),
+        (GET, until_close, "0123", true),
+        (WEBSOCKET, SWITCHED, "\u{1}\u{8}0123", false),
+        (WEBSOCKET, SWITCHED, "\u{1}\u{4}0123", true),
+    ] {
+        let turns = turns(request, [head, part].concat().as_bytes());
+        assert_eq!(turns.last().unwrap().due, due, "{:?} {:?}", head, part);
     }
 }
 

@@ -38,9 +38,14 @@ impl Body {
         Body { framing, stage }
     }
 
-    /// Whether the head said how long it is.
-    pub fn has_length(&self) -> bool {
-        matches!(self.framing, Framing::Length(_) | Framing::Empty)
+    /// Whether the rest of something whose length is known has not arrived yet, of a chunk or of all of it.
+    /// It comes soon, or never.
+    pub fn is_inside(&self) -> bool {
+        match self.framing {
+            Framing::Chunked => matches!(self.stage, Stage::Data(_) | Stage::AfterData),
+            Framing::Length(_) | Framing::Empty => true,
+            Framing::UntilClose => false,
+        }
     }
 
     pub fn until_close(&self) -> bool {

@@ -202,8 +202,7 @@ impl Inspection {
     /// Return when something that is held back is shown if the server sends nothing until then.
     pub fn due(&self) -> Option<Instant> {
         let unfinished = match &self.answer {
-            // The end of a body with a length comes soon, or never.
-            Stage::Body(body) => !body.has_length(),
+            Stage::Body(body) => !body.is_inside(),
             Stage::Frames(frames) => !frames.is_inside(),
             _ => false,
         };
