@@ -321,7 +321,7 @@ def test_no_rule_allows_a_name_that_does_not_exist():
         b"dial tcp: lookup go.test: no such host\n",
     ],
 )
-def test_a_failure_without_a_network_is_told_that_there_is_none(output):
+def test_a_failure_without_a_network_has_the_hint_that_there_is_none(output):
     hint = no_network_hint("none", 1, output)
     assert hint.startswith("the sandbox was created without a network")
     # The innocent twins: it worked, it has a network, or the output says nothing of one.

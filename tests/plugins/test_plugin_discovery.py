@@ -127,7 +127,7 @@ def test_plugin_that_cannot_be_used_is_a_problem_and_stops_no_other(
     assert problem in message
 
 
-def test_metadata_that_cannot_be_read_is_no_plugin(site: Path) -> None:
+def test_metadata_that_cannot_be_read_is_ignored(site: Path) -> None:
     for number, content in enumerate([b"\xff\xfe", f"[{GROUP}\nx = y".encode(), b""]):
         metadata = site / f"broken{number}-1.0.dist-info"
         metadata.mkdir()

@@ -97,3 +97,12 @@ def test_package_runner_and_changelog_have_one_version():
         r"^## \[?([\w.]+)", (tree.ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
     assert {PROJECT["version"], "Unreleased"} & set(headings)
+
+
+def test_the_contract_package_has_each_module_of_the_contract():
+    file = tree.ROOT / "contract" / "pyproject.toml"
+    wheel = tomllib.loads(file.read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    packed = {name.rpartition("/")[2] for name in wheel["force-include"]}
+    modules = {path.name for path in (tree.ROOT / "tests" / "conformance").glob("test_*.py")}
+    # Only programs of ours are held; no backend brings them.
+    assert packed == modules - {"test_held_programs.py"}
