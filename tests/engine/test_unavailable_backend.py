@@ -303,7 +303,9 @@ async def test_a_start_does_not_wait_long_for_an_engine_that_hangs(world, count)
     world.far.asked.clear()
     engine = world.engine = world.another()
     assert await engine.recover() == Recovered()
-    assert sum(world.far.asked.values()) <= 12
+    # Pings do not depend on the number of sessions: they are repeated while the start waits.
+    asked = world.far.asked
+    assert sum(asked[verb] for verb in asked if verb != "ping") <= 12
 
 
 @pytest.mark.promise("P57")

@@ -66,11 +66,13 @@ def run(site: Path) -> Iterator[Run]:
         "SANDKASTEN_DATA_DIR": str(data),
     }
 
-    def run(*words: str, timeout_s: float = FAR_TOO_LATE_S) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, timeout_s: float = FAR_TOO_LATE_S, installed: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*words],
             cwd=data,
-            env=environ,
+            env=environ if installed else {**environ, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -123,6 +125,17 @@ def test_sandbox_keeps_files_and_is_removed(run: Run) -> None:
     assert written.returncode == 0, written.stderr
     read = run(_CLI, "exec", sandbox, "cat file; id -u; exit 7")
     assert (read.returncode, read.stdout) == (7, "kept\n1000\n")
+    assert run(_CLI, "rm", sandbox).returncode == 0
+    assert json.loads(run(_CLI, "ls", "--json").stdout) == []
+
+
+def test_sandbox_of_an_uninstalled_plugin_is_removed_when_it_is_installed_again(run: Run) -> None:
+    sandbox = run(_CLI, "--backend", "podman", "create", "--image", "tiny").stdout.strip()
+    refused = run(_CLI, "rm", sandbox, installed=False)
+    assert refused.returncode != 0
+    assert "backend podman is not installed here" in refused.stderr
+    listed = json.loads(run(_CLI, "ls", "--json", installed=False).stdout)
+    assert [row["id"] for row in listed] == [sandbox]
     assert run(_CLI, "rm", sandbox).returncode == 0
     assert json.loads(run(_CLI, "ls", "--json").stdout) == []
 

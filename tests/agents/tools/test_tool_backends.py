@@ -57,7 +57,7 @@ async def test_agents_file_names_the_backend(desk):
 
 async def test_tools_of_a_program_have_the_backend_that_it_names(tmp_path):
     place = ServerAddress(str(tmp_path / "d"), "local")
-    with pytest.raises(BackendUnavailable, match="backend bubblewrap is not configured here"):
+    with pytest.raises(BackendUnavailable, match="backend bubblewrap is not installed here"):
         async with open_tools(place, backend="bubblewrap"):
             pass
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from sandkasten.disk.process_identity import boot_id
 from sandkasten.errors import SandboxLost
 from sandkasten.model.backends.capabilities import Capabilities
-from sandkasten.model.backends.docker_engines import ENGINE_PREFIX, not_configured
+from sandkasten.model.backends.docker_engines import not_configured
 from sandkasten.model.sandbox.readiness import Readiness
 from sandkasten.ports import Places, backend_part
 
@@ -31,10 +31,11 @@ async def located(backend: Backend, record: Record) -> Backend:
 
 
 def has_departed(record: Record, backends: Container[str], clock: Clock) -> bool:
-    """Return whether a sandbox has ended itself at a Docker Engine that is not in the settings any
-    more. What is left of it is removed when that engine is added again.
+    """Return whether a sandbox has ended itself on a backend that is not here any more: a Docker
+    Engine that left the settings, or a plugin that was uninstalled. What is left of the sandbox is
+    removed when the backend is added again.
     """
-    if record.backend in backends or not record.backend.startswith(ENGINE_PREFIX):
+    if record.backend in backends:
         return False
     age_s = clock.boottime() - record.created_boottime
     if record.boot_id != boot_id():
@@ -42,16 +43,16 @@ def has_departed(record: Record, backends: Container[str], clock: Clock) -> bool
     return age_s > record.lifetime_s + LIFETIME_SLACK_S
 
 
-class DepartedEngine:
-    """Stands for a Docker Engine that is not in the settings any more: it has nothing that can be
-    reached or removed.
+class DepartedBackend:
+    """Stands for a backend that is not here any more: it has nothing that can be reached or
+    removed.
     """
 
-    name = "docker/departed"
+    name = "departed"
     capabilities = Capabilities(external=True)
 
     async def probe(self) -> Readiness:
-        return Readiness(ready=False, reason="it is not in the settings any more")
+        return Readiness(ready=False, reason="it is not installed, or not in the settings any more")
 
     async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> Cell:
         raise not_configured(self.name, ())
@@ -72,4 +73,4 @@ class DepartedEngine:
         """Do nothing: no connection is open."""
 
 
-DEPARTED: Final = DepartedEngine()
+DEPARTED: Final = DepartedBackend()

@@ -113,7 +113,8 @@ def not_configured(backend: str, known: Iterable[str]) -> BackendUnavailable:
             backend=backend,
         )
     return BackendUnavailable(
-        f"backend {backend} is not configured here",
-        hint=f"known: {', '.join(sorted(known))}",
+        f"backend {backend} is not installed here",
+        hint="if a plugin brings it, install it again: what it has is kept there; installed "
+        f"are: {', '.join(sorted(known))}",
         backend=backend,
     )
