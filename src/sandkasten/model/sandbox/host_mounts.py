@@ -170,9 +170,8 @@ def check_mounts_on(rules: Iterable[MountRule], backend: str, can: Capabilities)
     for rule in rules:
         if rule.mode == "rw" and not can.writable_mounts:
             raise UnsupportedByBackend(
-                f"backend {backend} does not support the writable mount {rule.name}: "
-                "its file server creates files as a user of its own",
-                hint="use isolation: standard, or upload and download the files",
+                f"backend {backend} does not support the writable mount {rule.name}",
+                hint="use backend local, or upload and download the files",
                 mount=rule.name,
             )
 
