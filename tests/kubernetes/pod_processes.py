@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sandkasten.linux.programs import Programs
+from tests.loopback_port import wait_until_listened_on
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class PodProcesses:
             await asyncio.to_thread(subprocess.Popen, [str(word) for word in one])
             for one in commands
         ]
+        # A kubelet reports a running Pod long after its gate listens.
+        await asyncio.to_thread(wait_until_listened_on, int(gate["command"][2]))
         containers: list[dict[str, Any]] = [
             {"name": one, "state": {"running": {}}} for one in ("gate", "sandbox")
         ]
