@@ -6,13 +6,17 @@ import asyncio
 import gc
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import pytest
 
 from sandkasten.backends.docker.backend import DockerBackend
+from sandkasten.backends.docker.cell import DockerCell
+from sandkasten.backends.docker.cell_record import CellRecord
 from sandkasten.backends.docker.docker_options import DockerOptions
+from sandkasten.backends.docker.engine.engine_client import Refused
 from sandkasten.errors import BackendUnavailable, Busy, SandboxLost
 from sandkasten.images.store_packer import StorePacker
 from sandkasten.linux.programs import Programs
@@ -213,3 +217,21 @@ async def test_an_engine_message_is_not_mistaken_for_the_runners_answer(
     await cell.destroy()
     await backend.aclose()
     engine.docker("volume", "rm", volume)
+
+
+async def test_a_container_that_ends_at_its_start_is_lost_also_if_its_state_is_late():
+    """The engine refuses a command because the container has stopped, and calls it running."""
+    states = iter([True, True, False])
+
+    class LateEngine:
+        async def run_stream(self, *_: object) -> None:
+            raise Refused(409, "OCI runtime exec failed: cannot exec in a stopped container")
+
+        async def inspect(self, _: str) -> dict[str, Any]:
+            return {"State": {"Running": next(states), "ExitCode": 1}}
+
+    place = cast("Any", SimpleNamespace(listener=lambda _: None))
+    engine = cast("Any", LateEngine())
+    cell = DockerCell(ID, engine, CellRecord(place), "c", cast("Any", None), cast("Any", None))
+    with pytest.raises(SandboxLost, match="its container has ended, status 1"):
+        await cell.greet()

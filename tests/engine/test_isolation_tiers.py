@@ -114,7 +114,7 @@ async def test_gvisor_that_is_not_ready_is_refused_with_the_reason(opened):
 
 
 async def test_missing_gvisor_is_refused(opened):
-    with pytest.raises(BackendUnavailable, match="gvisor is not configured"):
+    with pytest.raises(BackendUnavailable, match="gvisor is not installed here"):
         await opened(Named("local")).create(CreateRequest(SandboxOptions(isolation="gvisor")))
 
 

@@ -56,6 +56,8 @@ _RELAY = (resource_names.RUNNER_PATH, "--relay", resource_names.SOCKET_PATH)
 _WHO = f"{RUNNER_ID}:{RUNNER_ID}"
 # The relay's message for a socket that is not bound yet.
 _TOO_EARLY = "cannot reach"
+# The engine's message for a container that has ended, which its own state may still call running.
+_NOT_NOTICED = "stopped container"
 _SILENT = "the runner says nothing"
 _FULL = ("resource temporarily unavailable", "cannot allocate memory", "cannot fork")
 
@@ -176,12 +178,15 @@ class DockerCell:
             ) from exc
 
     async def _relayed_by(self, deadline: float) -> ByteStream:
-        """Connect through the relay, retrying: the relay may start before the runner listens."""
+        """Connect through the relay, retrying: the relay may start before the runner listens, and
+        the engine may notice that the container has ended only later.
+        """
         while True:
             try:
                 return await self._relayed(patient=False)
             except Busy as exc:
-                if _TOO_EARLY not in exc.message or time.monotonic() > deadline:
+                retried = any(words in exc.message for words in (_TOO_EARLY, _NOT_NOTICED))
+                if not retried or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(_LOOK_AGAIN_S)
 
