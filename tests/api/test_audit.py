@@ -263,7 +263,7 @@ async def test_what_ends_or_disturbs_the_work_of_another_is_recorded(
     target = ids["context"] if "{context}" in path else ids["exec"]
     rows = await two.rows("default" if action == "shell.close" else target, action)
     assert rows[action][0] == two.keys[1]
-    # What was done to a command is no command.
+    # Records about another command are not commands themselves.
     history = await two.ask(0, "GET", "/execs")
     assert {row["command"] for row in history} <= {"sleep 1000 &", "sleep 1000", "python kernel"}
 

@@ -241,7 +241,7 @@ async def test_the_survey_tries_any_image_of_the_store(opened, tmp_path):
 
     engine = opened(Named("local"), library=library)
     empty = {one.name: one for one in await engine.tiers(measure=False)}["local on an image"]
-    assert (empty.ready, empty.reason) == (False, "there is no image in the store")
+    assert (empty.ready, empty.reason) == (False, "the store has no images")
 
     bring("elsewhere", architecture="s390x")
     foreign = {one.name: one for one in await engine.tiers(measure=False)}["local on an image"]

@@ -505,7 +505,7 @@ def _shortened(name: str, text: str, most: int) -> dict[str, str]:
 
 def _path(text: str) -> str:
     r"""Return a path with `\xff` for bytes that are not UTF-8, so that names stay different."""
-    # One that is no path at all is refused, and recorded as it is.
+    # An invalid path is refused, and recorded as the client sent it.
     with suppress(UnicodeEncodeError):
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return text

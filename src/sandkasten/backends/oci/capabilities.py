@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from sandkasten.model.backends.backend_features import ALL_LIMITS, ALL_NETWORKS, BackendFeatures
@@ -27,23 +28,14 @@ OCI: Final = Capabilities(
         notes=("It requires root on the host.",),
     ),
 )
-GVISOR: Final = Capabilities(
+GVISOR: Final = replace(
+    OCI,
     strength=2,
-    counts_after_end=True,
     writable_mounts=False,
-    features=BackendFeatures(
+    features=replace(
+        OCI.features,
         summary="a second kernel, gVisor",
-        sessions=True,
-        networks=ALL_NETWORKS,
-        network_updates=True,
-        secrets=True,
-        limits=ALL_LIMITS,
-        workspaces=True,
-        mounts=True,
-        packages=True,
-        dev_profile=True,
-        pause=True,
-        snapshots=True,
+        gpus=False,
         notes=(
             "Host mounts are read-only.",
             "The limit of processes counts what gVisor needs on the host.",

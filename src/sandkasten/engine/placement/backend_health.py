@@ -55,7 +55,7 @@ class BackendHealth:
 
     def is_external(self, backend: str) -> bool:
         """Return whether a platform holds its sandboxes, which can be unreachable while they live
-        on. True for a backend that is no longer configured, such as a removed Docker Engine.
+        on. True for a backend that left the settings, such as a removed Docker Engine.
         """
         configured = self._backends.get(backend)
         return configured is None or configured.capabilities.external

@@ -81,7 +81,7 @@ class IsolationTiers:
             return self._policy.isolation or self._policy.isolation_minimum or "standard"
         if isolation not in ISOLATIONS:
             raise InvalidRequest(
-                f"there is no isolation named {shown(str(isolation))}",
+                f"isolation {shown(str(isolation))} does not exist",
                 hint=did_you_mean(str(isolation), ISOLATIONS),
                 field="isolation",
             )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CREATES: Final = 3
 # Names that are tried before the others of the store: small images with the usual programs.
 _USUAL_IMAGES: Final = ("python", "linux", "node", "base")
-_NO_IMAGE: Final = "there is no image in the store"
+_NO_IMAGE: Final = "the store has no images"
 _GET_IMAGE: Final = (
     "build one with sandkasten image build datascience (requires mmdebstrap), or use "
     "sandkasten image import or image pull"

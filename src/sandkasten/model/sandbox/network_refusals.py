@@ -59,7 +59,7 @@ _NO_NETWORK: Final = (
     "the sandbox was created without a network; if the command needs one, create a new sandbox "
     "that names what it may reach (network.allow, --allow HOST)"
 )
-# What programs write if there is no network: curl, Python, git, apt, npm, Node, Go and Rust.
+# Messages of programs that cannot reach a network: curl, Python, git, apt, npm, Node, Go and Rust.
 _NETWORK_FAILURES: Final = (
     b"Could not resolve",
     b"could not resolve",
