@@ -8,7 +8,7 @@ latest when its client has sent nothing for IDLE_S.
 from __future__ import annotations
 
 import secrets
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkasten.api.error_responses import problem
@@ -103,12 +103,18 @@ class _GuardedApp:
 
     async def _checked(self, scope: Message, receive: Receive) -> Receive:
         """Read the body within the limits of the daemon's own routes; return what repeats it."""
-        raw = await read_asgi_body(
-            scope, receive, self._rules.max_json_bytes, self._rules.body_timeout_s
-        )
-        if raw:
-            # The library's parser takes the last one of duplicate keys, and any number of values.
-            await self._bodies.parse("", lambda: parse_object(raw))
+        async with AsyncExitStack() as held:
+
+            async def large() -> None:
+                await held.enter_async_context(self._bodies.receiving(""))
+
+            raw = await read_asgi_body(
+                scope, receive, self._rules.max_json_bytes, self._rules.body_timeout_s, large
+            )
+            if raw:
+                # The library's parser takes the last one of duplicate keys, and any number of
+                # values.
+                await self._bodies.parse("", lambda: parse_object(raw))
         sent = False
 
         async def repeat() -> Message:

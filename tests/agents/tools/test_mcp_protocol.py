@@ -18,6 +18,8 @@ from mcp.types.version import (
 )
 
 from sandkasten.api.http_limits import HttpLimits
+from sandkasten.api.request import large_bodies
+from sandkasten.api.request.large_bodies import AT_ONCE, LARGE_BYTES
 from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.daemon.settings.http_settings import HttpSettings
 from sandkasten.daemon.settings.resolver import load
@@ -392,6 +394,29 @@ async def test_a_body_with_a_key_twice_or_too_many_values_is_refused():
         ):
             async with http.post(url, data=raw) as refused:
                 assert (refused.status, (await refused.json())["code"]) == (status, code)
+
+
+async def test_a_few_large_bodies_are_received_at_a_time(monkeypatch):
+    """As over HTTP: what clients begin to send and do not end is in memory."""
+    monkeypatch.setattr(large_bodies, "_WAIT_S", 0.5)
+    large = b"x" * (LARGE_BYTES + 1)
+    head = "POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += "Accept: application/json, text/event-stream\r\n"
+    head += f"Content-Length: {len(large) + 9}\r\n\r\n"
+    async with served(Log()) as url:
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        begun = [await asyncio.open_connection("127.0.0.1", port) for _ in range(AT_ONCE + 1)]
+        for _, writer in begun:
+            writer.write(head.encode() + large)
+            await writer.drain()
+        # One of them, whichever came last, finds no place.
+        lines = [asyncio.ensure_future(reader.readline()) for reader, _ in begun]
+        done, _ = await asyncio.wait(lines, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        assert [b" 503 " in line.result() for line in done] == [True]
+        for line in lines:
+            line.cancel()
+        for _, writer in begun:
+            writer.transport.abort()
 
 
 async def test_a_body_that_is_too_large_or_never_ends_is_refused():

@@ -50,9 +50,11 @@ async def read_body(
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def read_asgi_body(scope: Any, receive: Any, most: int, timeout_s: float) -> bytes:
+async def read_asgi_body(
+    scope: Any, receive: Any, most: int, timeout_s: float, large: Callable[[], Awaitable[None]]
+) -> bytes:
     """Return the whole body for an application that has no request object yet."""
-    return await read_body(Request(scope, receive), most, timeout_s)
+    return await read_body(Request(scope, receive), most, timeout_s, large)
 
 
 def stream_body(request: Request, most: int, pause_s: float) -> AsyncIterator[bytes]:
