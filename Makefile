@@ -7,10 +7,12 @@ SHELL := /bin/bash
 
 PYTHON ?= /usr/bin/python3
 VENV := .venv
-BIN := src/sandkasten/_bin
+# Each directory has a distribution of its own; `.` is the runtime.
+DISTRIBUTIONS := . $(patsubst %/pyproject.toml,%,$(wildcard client/pyproject.toml server/pyproject.toml plugins/*/pyproject.toml))
+BIN := src/sandkasten_runtime/_bin
 # One pip at a time in one environment, also under -j.
 PIP := flock $(VENV) $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --no-input
-RUNNER_SOURCES := $(shell find runner \( -name target -o -name build \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.sh' \) -print 2>/dev/null)
+RUNNER_SOURCES := $(shell find runner \( -name target -o -name build \) -prune -o -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.lock' -o -name '*.sh' \) -print 2>/dev/null)
 # Set on make's command line, and read by the scripts that build images.
 export BASE OFFLINE
 # Settings of the host must not leak into the tests.
@@ -25,7 +27,7 @@ help:  ## show this list
 
 # ---- set-up ------------------------------------------------------------------------------------
 
-setup: $(VENV)/.server $(BIN)/sandkasten-runner  ## install what is needed to run: packages, .venv, the runner
+setup: $(VENV)/.server $(VENV)/.command $(BIN)/sandkasten-runner  ## install what is needed to run: packages, .venv, the runner
 
 dev: setup $(VENV)/.dev  ## setup, and what tests and linters need
 
@@ -54,13 +56,13 @@ $(VENV)/.made: | packages
 
 $(VENV)/.server: requirements/server.txt requirements/docker.txt requirements/agents.txt requirements/jwt.txt \
 		requirements/signatures.txt requirements/mcp.txt \
-		requirements/build.txt pyproject.toml scripts/wheel_hook.py $(VENV)/.made
+		requirements/wheels.txt $(DISTRIBUTIONS:%=%/pyproject.toml) scripts/wheel_hook.py $(VENV)/.made
 	@echo "installing the locked requirements and sandkasten itself"
 	@$(PIP) install --require-hashes -r requirements/server.txt -r requirements/docker.txt \
 		-r requirements/agents.txt -r requirements/jwt.txt -r requirements/signatures.txt -r requirements/mcp.txt \
-		-r requirements/build.txt
+		-r requirements/wheels.txt
 	@$(PIP) --quiet uninstall --yes sandkasten  # what older checkouts called it
-	@$(PIP) install --no-deps --no-build-isolation --no-index --editable .
+	@$(PIP) install --no-deps --no-build-isolation --no-index $(addprefix --editable ,$(DISTRIBUTIONS:%=./%))
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt contract/pyproject.toml $(VENV)/.server
@@ -79,10 +81,16 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.made
 	@$(PIP) install --no-compile --require-hashes -r requirements/docs.txt
 	@touch $@
 
-$(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack $(BIN)/sandkasten-egress &: $(RUNNER_SOURCES) | packages
+# Pip has put a script there, or the program as it was then.
+$(VENV)/.command: $(VENV)/.server $(BIN)/sandkasten
+	@install -m 0755 $(BIN)/sandkasten $(VENV)/bin/.sandkasten.new
+	@mv -f $(VENV)/bin/.sandkasten.new $(VENV)/bin/sandkasten
+	@touch $@
+
+$(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack $(BIN)/sandkasten-egress $(BIN)/sandkasten-gate $(BIN)/sandkasten &: $(RUNNER_SOURCES) | packages
 	@echo "building the runner"
 	@CARGO_TARGET_DIR=$(CURDIR)/build/runner runner/build.sh
-	@touch $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack $(BIN)/sandkasten-egress
+	@touch $(BIN)/sandkasten-runner $(BIN)/sandkasten-launch $(BIN)/sandkasten-unpack $(BIN)/sandkasten-egress $(BIN)/sandkasten-gate $(BIN)/sandkasten
 
 # ---- use ---------------------------------------------------------------------------------------
 
@@ -92,17 +100,17 @@ demo: setup  ## show the main features step by step
 demo-agents: setup  ## example agents and a workflow with a scripted model, offline
 	@scripts/demo-agents.sh
 
-check: dev packages-check  ## lint, types and the tests that need no container engine: 3 minutes
+check: dev packages-check  ## lint, types and quick tests that need no container engine: 3 minutes
 	@scripts/test.sh check
 
-test:  ## everything, on every backend; long tests in small sizes: 12 minutes
+test:  ## everything, on every backend: 12 minutes; or the tests of one plugin (PLUGIN=NAME)
 	@$(MAKE) --no-print-directory --jobs=4 ready
-	@scripts/test.sh all
+	@scripts/test.sh $(if $(PLUGIN),plugin $(PLUGIN),all)
 
 test-long:  ## everything, on every backend, in full size
 	@$(MAKE) --no-print-directory --jobs=4 ready packages-long
 	@scripts/dagger_build.sh
-	@SANDKASTEN_LONG=1 SANDKASTEN_TEST_DAGGER=1 scripts/test.sh all
+	@TEST_SANDKASTEN_LONG=1 TEST_SANDKASTEN_DAGGER=1 scripts/test.sh all
 
 test-cluster: dev packages-test  ## both suites and tests/cluster on a real Kubernetes of two nodes (20 minutes more when its programs are compiled)
 	@scripts/cluster_build.sh
@@ -112,7 +120,7 @@ test-cluster-short: dev packages-test  ## of test-cluster both suites, and two r
 	@scripts/cluster_build.sh
 	@scripts/test.sh cluster-short
 
-test-dagger: dev packages-test  ## tests/dagger on a real Dagger engine (15 minutes more when it is compiled; part of test-long)
+test-dagger: dev packages-test  ## plugins/dagger/tests on a real Dagger engine (15 minutes more when it is compiled; part of test-long)
 	@scripts/dagger_build.sh
 	@scripts/test.sh dagger
 
@@ -121,7 +129,7 @@ ready: dev $(VENV)/.docs packages-test debians
 
 # The part of tests/prepare.py that needs only Python; the rest follows when all is installed.
 debians: | packages-test
-	@PYTHONPATH=src:contract/src:. $(PYTHON) -m tests.prepare debians
+	@PYTHONPATH=src:client/src:contract/src:. $(PYTHON) -m tests.prepare debians
 
 bench: setup packages-bench $(VENV)/.bench  ## compare with peers and write docs/benchmarks: 10 minutes (ARGS="--quick --check")
 	@$(VENV)/bin/python -m benchmarks.run $(ARGS)
@@ -145,8 +153,8 @@ dashboard:  ## build the files of the dashboard, which are in the repository (ne
 docs: $(VENV)/.docs  ## the documentation as a site in build/site; fails on a broken link
 	@scripts/docs.sh
 
-wheel: dev  ## build dist/*.whl with the runner in it
-	@$(VENV)/bin/python -m hatchling build -t wheel
+wheel: dev  ## build dist/*.whl: the runtime with the runner in it, and every other part
+	@$(VENV)/bin/python scripts/distributions.py wheels dist
 
 install: setup  ## install into PREFIX (default /usr/local), with a unit for systemd
 	@scripts/install.sh install
@@ -160,7 +168,7 @@ image: setup  ## build the daemon as sandkasten:<version> in the engine of DOCKE
 images:  ## build sandbox-runtime:base, :python and :node there (BASE=…, OFFLINE=1)
 	@scripts/images.sh
 
-lock:  ## compile requirements/*.txt again (ARGS=--upgrade)
+lock:  ## compile requirements/*.txt and runner/crates.lock again (ARGS=--upgrade)
 	@scripts/lock.sh $(ARGS)
 
 clean:  ## remove everything that was built

@@ -22,16 +22,16 @@ from benchmarks.peers.bare import CODE
 from benchmarks.samples import Samples
 from benchmarks.turns import in_turns
 from examples.agents.scripted_model import Answer, Asked, Call, ScriptedModel
-from sandkasten.agents.chat.model_settings import Models, ModelSettings
-from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
-from sandkasten.agents.definitions.prompt_file import parse_agent
-from sandkasten.agents.loop.agent_loop import AgentLoop
-from sandkasten.agents.run_context import RunContext
-from sandkasten.agents.tools.toolbox import Toolbox
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten_agents.chat.model_settings import Models, ModelSettings
+from sandkasten_agents.definitions.prompt_file import parse_agent
+from sandkasten_agents.loop.agent_loop import AgentLoop
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_tools.calls.agent_sandbox import AgentSandbox
+from sandkasten_tools.calls.run_context import RunContext
+from sandkasten_tools.calls.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from benchmarks.peers import Peers
     from benchmarks.plan import Plan
-    from sandkasten.engine.engine import Engine
+    from sandkasten_runtime.engine.engine import Engine
 
 TOOL: Final = "sandbox_exec true"
 MCP: Final = "sandbox_exec true over MCP"
@@ -88,17 +88,17 @@ def _execs(plan: Plan) -> int:
 async def _tool(samples: Samples, plan: Plan, engine: Engine, toolbox: Toolbox) -> None:
     box = _well(await toolbox.call("sandbox_exec", _TRUE, _CONTEXT))["sandbox_id"]
 
-    async def ours() -> None:
+    async def call_toolbox() -> None:
         _well(await toolbox.call("sandbox_exec", _TRUE, _CONTEXT))
 
-    turns = {OURS: ours, ENGINE: lambda: _direct(engine, box)}
+    turns = {OURS: call_toolbox, ENGINE: lambda: _direct(engine, box)}
     await in_turns(samples, TOOL, turns, rounds=_execs(plan), plan=plan)
 
 
 async def _run(
     samples: Samples, peers: Peers, plan: Plan, engine: Engine, toolbox: Toolbox
 ) -> None:
-    async def ours() -> None:
+    async def call_toolbox() -> None:
         answer = await toolbox.call("sandbox_run", {"code": CODE}, _CONTEXT)
         assert answer["stdout"] == "2\n", answer
 
@@ -106,7 +106,7 @@ async def _run(
         result = await engine.run(RunRequest(CODE.encode(), "python"))
         assert result.stdout == b"2\n", result
 
-    turns = {OURS: ours, ENGINE: direct}
+    turns = {OURS: call_toolbox, ENGINE: direct}
     if (docker := peers.docker) is not None:
 
         async def container() -> None:
@@ -121,17 +121,17 @@ async def _mcp(samples: Samples, plan: Plan, engine: Engine, data_dir: Path) -> 
     """The real client, the real command; its sandbox is asked by our engine too."""
     server = StdioServerParameters(
         command=sys.executable,
-        args=["-m", "sandkasten.cli", "--data-dir", str(data_dir), "mcp"],
+        args=["-m", "sandkasten_server.cli", "--data-dir", str(data_dir), "mcp"],
         env=dict(os.environ),
     )
     async with Client(server) as client:
 
-        async def ours() -> dict[str, Any]:
+        async def call_server() -> dict[str, Any]:
             answer = await client.call_tool("sandbox_exec", dict(_TRUE))
             return _well(answer.structured_content)
 
-        box = (await ours())["sandbox_id"]
-        turns = {OURS: ours, ENGINE: lambda: _direct(engine, box)}
+        box = (await call_server())["sandbox_id"]
+        turns = {OURS: call_server, ENGINE: lambda: _direct(engine, box)}
         await in_turns(samples, MCP, turns, rounds=_execs(plan), plan=plan)
 
 
@@ -142,13 +142,13 @@ async def _http(samples: Samples, plan: Plan, data_dir: Path) -> None:
         box = _well(tool.ask())["sandbox_id"]
         with Raw(url, f"/v1/sessions/{box}/exec", _TRUE) as plain:
 
-            async def ours() -> None:
+            async def call_server() -> None:
                 _well(tool.ask())
 
             async def direct() -> None:
                 _well(plain.ask())
 
-            turns = {OURS: ours, HTTP_EXEC: direct}
+            turns = {OURS: call_server, HTTP_EXEC: direct}
             await in_turns(samples, HTTP, turns, rounds=_execs(plan), plan=plan)
         with Raw(url, "/v1/tools/sandbox_close", {}) as closing:
             assert closing.ask()["closed"]
@@ -164,8 +164,8 @@ async def _step(samples: Samples, plan: Plan, toolbox: Toolbox) -> None:
     ):
 
         async def trips() -> None:
-            asked = [one.body for one in model.requests[:2]]
-            for body in asked:
+            bodies = [request.body for request in model.requests[:2]]
+            for body in bodies:
                 async with session.post(f"{model.base_url}/chat/completions", json=body) as reply:
                     await reply.read()
             model.requests.clear()
@@ -189,10 +189,10 @@ async def _step(samples: Samples, plan: Plan, toolbox: Toolbox) -> None:
                 return
 
 
-def _script(asked: Asked) -> Answer:
-    if asked.turn == 0:
+def _script(chat: Asked) -> Answer:
+    if chat.turn == 0:
         return Answer(calls=[Call("sandbox_exec", dict(_TRUE))])
-    assert json.loads(asked.tool_answers[0])["exit_code"] == 0, asked.tool_answers
+    assert json.loads(chat.tool_answers[0])["exit_code"] == 0, chat.tool_answers
     return Answer("done")
 
 
@@ -212,5 +212,5 @@ async def _direct(engine: Engine, box: str) -> None:
 def _well(answer: Any) -> dict[str, Any]:
     assert answer is not None
     assert answer["exit_code"] == 0, answer
-    found: dict[str, Any] = answer
-    return found
+    result: dict[str, Any] = answer
+    return result

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.agents import opened
 from benchmarks.peers.pods import BarePods
-from sandkasten.backends.kubernetes.api import cluster_access
-from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
-from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_kubernetes.api import cluster_access
+from sandkasten_kubernetes.api.cluster_client import ClusterClient
+from sandkasten_runtime.assembly.backend_registry import read_nested
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from benchmarks.plan import Plan
     from benchmarks.samples import Samples
-    from sandkasten.engine.engine import Engine
+    from sandkasten_runtime.engine.engine import Engine
 
 OURS, BARE, WITH_VOLUME, KUBECTL = "sandkasten", "bare Pod", "bare Pod with a volume", "pods/exec"
 CREATE: Final = "create on Kubernetes"
@@ -84,27 +84,27 @@ async def _measure(
 
 
 async def _in_turns(samples: Samples, plan: Plan, engine: Engine, bare: BarePods) -> None:
-    async def ours() -> str:
+    async def create_sandbox() -> str:
         return (await engine.create(CreateRequest())).id
 
     create: dict[str, Callable[[], Awaitable[str]]] = {
-        OURS: ours,
+        OURS: create_sandbox,
         BARE: bare.create,
         WITH_VOLUME: lambda: bare.create(volume=True),
     }
     destroy = {OURS: engine.destroy, BARE: bare.destroy, WITH_VOLUME: bare.destroy}
     peers = list(create)
-    made: dict[str, str] = {}
+    names: dict[str, str] = {}
     for number in range(plan.rounds + 1):
         shift = number % len(peers)
         for peer in peers[shift:] + peers[:shift]:
             # One of the round before: a kubelet removes a Pod that it has just started later.
-            if peer in made:
+            if peer in names:
                 with samples.timed(DESTROY, peer):
-                    await destroy[peer](made.pop(peer))
+                    await destroy[peer](names.pop(peer))
             if number < plan.rounds:
                 with samples.timed(CREATE, peer):
-                    made[peer] = await create[peer]()
+                    names[peer] = await create[peer]()
 
 
 async def _commands(samples: Samples, plan: Plan, engine: Engine, bare: BarePods) -> None:
@@ -127,20 +127,20 @@ async def _commands(samples: Samples, plan: Plan, engine: Engine, bare: BarePods
 
 
 async def _at_once(samples: Samples, plan: Plan, engine: Engine, bare: BarePods) -> None:
-    async def ours() -> str:
+    async def create_sandbox() -> str:
         with samples.timed(BURST, OURS):
             return (await engine.create(CreateRequest())).id
 
-    async def theirs() -> str:
+    async def create_pod() -> str:
         with samples.timed(BURST, WITH_VOLUME):
             return await bare.create(volume=True)
 
     for peer, create, destroy in (
-        (WITH_VOLUME, theirs, bare.destroy),
-        (OURS, ours, engine.destroy),
+        (WITH_VOLUME, create_pod, bare.destroy),
+        (OURS, create_sandbox, engine.destroy),
     ):
         began = time.perf_counter()
-        made = await asyncio.gather(*(create() for _ in range(plan.pods)))
+        pods = await asyncio.gather(*(create() for _ in range(plan.pods)))
         samples.add(LAST, peer, (time.perf_counter() - began) * 1000)
         spread = await bare.spread()
         print(f"bench: {plan.pods} of {peer}, by node: {spread}", file=sys.stderr)
@@ -148,6 +148,6 @@ async def _at_once(samples: Samples, plan: Plan, engine: Engine, bare: BarePods)
         assert peer != OURS or len(spread) > 1
         # Both at once would fill the nodes. Not all of them at once, because removing one has a
         # deadline and they are not measured.
-        for first in range(0, len(made), _REMOVED_AT_ONCE):
-            some = made[first : first + _REMOVED_AT_ONCE]
-            await asyncio.gather(*(destroy(one) for one in some))
+        for first in range(0, len(pods), _REMOVED_AT_ONCE):
+            some = pods[first : first + _REMOVED_AT_ONCE]
+            await asyncio.gather(*(destroy(pod) for pod in some))

@@ -75,10 +75,10 @@ def measure(samples: Samples, plan: Plan, scratch: Path) -> None:
         with Raw(url, f"/v1/sessions/{box.id}/code", _BODY) as raw:
             deadline = time.monotonic() + plan.section_s / 2
             for number in range(-_UNCOUNTED, plan.rounds * _WARM_ROUNDS):
-                took, theirs = _timed(raw), bare.ask("warm")
+                took, bare_took = _timed(raw), bare.ask("warm")
                 if number >= 0:
                     samples.add(WARM, OURS, took)
-                    samples.add(WARM, BARE, theirs)
+                    samples.add(WARM, BARE, bare_took)
                 if time.monotonic() > deadline:
                     break
         deadline = time.monotonic() + plan.section_s / 2
@@ -130,9 +130,9 @@ def bare_kernel() -> Iterator[BareKernel]:
     )
     assert process.stdin is not None
     try:
-        found = BareKernel(process)
-        found.read()
-        yield found
+        kernel = BareKernel(process)
+        kernel.read()
+        yield kernel
     finally:
         # The end of its input ends it, and its kernel.
         process.stdin.close()

@@ -36,7 +36,7 @@ def timed(name, work, times=1):
     return value
 
 def cli(*words):
-    subprocess.run([sys.executable, "-m", "sandkasten.cli", *words], check=True,
+    subprocess.run([sys.executable, "-m", "sandkasten_server.cli", *words], check=True,
                    stdout=subprocess.DEVNULL)
 
 def first():
@@ -71,19 +71,19 @@ def main() -> int:
     parser.add_argument("revision", metavar="REV")
     parser.add_argument("--rounds", type=int, default=_ROUNDS)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there as well")
-    asked = parser.parse_args()
-    other = _checked_out(asked.revision)
+    arguments = parser.parse_args()
+    other = _checked_out(arguments.revision)
     rounds: list[tuple[dict[str, float], dict[str, float]]] = []
-    for number in range(asked.rounds):
+    for number in range(arguments.rounds):
         turns = [ROOT, other] if number % 2 == 0 else [other, ROOT]
-        found = {tree: _turn(tree) for tree in turns}
-        rounds.append((found[ROOT], found[other]))
-        print(f"\rround {number + 1} of {asked.rounds}", end="", file=sys.stderr, flush=True)
+        by_tree = {tree: _turn(tree) for tree in turns}
+        rounds.append((by_tree[ROOT], by_tree[other]))
+        print(f"\rround {number + 1} of {arguments.rounds}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     compared = figures(rounds)
-    _show(compared, asked.revision)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(compared, indent=2) + "\n")
+    _show(compared, arguments.revision)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(compared, indent=2) + "\n")
     return 0
 
 
@@ -94,7 +94,7 @@ def _checked_out(revision: str) -> Path:
     except subprocess.CalledProcessError:
         raise SystemExit(f"error: git has no revision {revision}") from None
     tree = ROOT / "build" / "compare" / commit
-    if not (tree / "src" / "sandkasten" / "_bin" / "sandkasten-runner").exists():
+    if not any(tree.glob("src/*/_bin/sandkasten-runner")):
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir(parents=True)
         archive = subprocess.run(
@@ -118,13 +118,18 @@ def _git(*words: str) -> str:
     return done.stdout.strip()
 
 
+def _sources(tree: Path) -> list[Path]:
+    """Return the directories of packages; the oldest trees have one."""
+    return [tree / "src", *sorted(tree.glob("*/src")), *sorted(tree.glob("plugins/*/src"))]
+
+
 def _turn(tree: Path) -> dict[str, float]:
     """Run one process of the tree; return the median of each operation in milliseconds."""
     data = Path(tempfile.mkdtemp(prefix="skc-", dir="/var/tmp"))
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(data),
-        "PYTHONPATH": str(tree / "src"),
+        "PYTHONPATH": os.pathsep.join(str(path) for path in _sources(tree)),
         "SANDKASTEN_DATA_DIR": str(data / "data"),
     }
     try:
@@ -144,20 +149,20 @@ def figures(
     rounds: list[tuple[dict[str, float], dict[str, float]]],
 ) -> dict[str, dict[str, float]]:
     draw = random.Random(0)
-    found = {}
+    result = {}
     for name in rounds[0][0]:
         pairs = [(here[name], there[name]) for here, there in rounds]
         ratios = sorted(
             _ratio([draw.choice(pairs) for _ in range(len(pairs))]) for _ in range(_DRAWS)
         )
-        found[name] = {
+        result[name] = {
             "this_ms": statistics.median(here for here, _ in pairs),
             "other_ms": statistics.median(there for _, there in pairs),
             "ratio": _ratio(pairs),
             "low": ratios[int(_DRAWS * 0.025)],
             "high": ratios[int(_DRAWS * 0.975)],
         }
-    return found
+    return result
 
 
 def _ratio(pairs: list[tuple[float, float]]) -> float:

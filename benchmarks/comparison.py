@@ -51,7 +51,9 @@ _OPERATIONS: Final = {
     "session": rows.FIRST,
 }
 _COMMAND_LINES: Final = frozenset(
-    one.name for one in CONTESTANTS if one.build.endswith(("CommandLine", "OfDaemon", "DockerRun"))
+    contestant.name
+    for contestant in CONTESTANTS
+    if contestant.build.endswith(("CommandLine", "OfDaemon", "DockerRun"))
 )
 
 
@@ -68,12 +70,12 @@ class Worker:
         self.contestant = contestant
         self.gone = ""
         self._log = log
-        with log.open("wb") as said:
+        with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=output,
                 env=environ,
                 cwd=ROOT,
                 text=True,
@@ -91,11 +93,11 @@ class Worker:
         self._lines.put("")
 
     def begin(self) -> None:
-        told = self._answer(_START_S)
-        if "absent" in told:
-            raise Failed(told["absent"])
-        self.has = frozenset(told["has"])
-        self.version = told["version"]
+        answer = self._answer(_START_S)
+        if "absent" in answer:
+            raise Failed(answer["absent"])
+        self.has = frozenset(answer["has"])
+        self.version = answer["version"]
 
     def take(self, turn: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -112,8 +114,8 @@ class Worker:
         if not line:
             lines = self._log.read_text(errors="replace").strip().splitlines()
             raise Failed(f"its process ended: {lines[-1][:200] if lines else 'it printed nothing'}")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def end(self, *, wait: bool = True) -> None:
         """End it and all that it started."""
@@ -151,10 +153,10 @@ class Contest:
         With `warm_up` there is one more round, in which only the slowest are counted. Without it,
         one turn is enough: it has many values of its own.
         """
-        able = [one for one in self.workers if set(needs) <= one.has]
-        for one in able:
-            if one.gone:  # in an earlier part
-                _record(samples, one.contestant.name, _failure(turn, one.gone), names)
+        able = [worker for worker in self.workers if set(needs) <= worker.has]
+        for peer in able:
+            if peer.gone:  # in an earlier part
+                _record(samples, peer.contestant.name, _failure(turn, peer.gone), names)
         begin, fewest = (-1, 2) if warm_up else (0, 1)
         due = dict.fromkeys(able, begin)
         failed = dict.fromkeys(able, 0)
@@ -163,35 +165,35 @@ class Contest:
         deadline = time.monotonic() + plan.comparison_s
         for number in range(begin, rounds):
             shift = number % max(1, len(able))
-            for one in able[shift:] + able[:shift]:
-                late = one in slow and time.monotonic() > deadline
-                if one.gone or late or failed[one] >= _FAILED_TURNS or number < due[one]:
+            for peer in able[shift:] + able[:shift]:
+                late = peer in slow and time.monotonic() > deadline
+                if peer.gone or late or failed[peer] >= _FAILED_TURNS or number < due[peer]:
                     continue
                 began = time.monotonic()
-                answer = self._taken(one, turn)
+                answer = self._taken(peer, turn)
                 took = answer.get("seconds", time.monotonic() - began)
                 # Its pool is filled again, which must not slow the next contestant.
-                time.sleep(min(one.contestant.warm_s, _REFILL_S))
+                time.sleep(min(peer.contestant.warm_s, _REFILL_S))
                 # The first may have paid for files that no cache held.
-                best[one] = min(took, best.get(one, took))
-                stride = math.ceil(best[one] * rounds / plan.contestant_s)
+                best[peer] = min(took, best.get(peer, took))
+                stride = math.ceil(best[peer] * rounds / plan.contestant_s)
                 if number < 0 and took < plan.contestant_s:
                     stride = 1
-                due[one] = number + min(stride, rounds // fewest + 1)
-                failed[one] += bool(answer["failures"]) and not answer["values"]
+                due[peer] = number + min(stride, rounds // fewest + 1)
+                failed[peer] += bool(answer["failures"]) and not answer["values"]
                 if took >= plan.contestant_s:
-                    slow.add(one)
+                    slow.add(peer)
                 elif number < 0:
                     continue
-                _record(samples, one.contestant.name, answer, names)
+                _record(samples, peer.contestant.name, answer, names)
 
-    def _taken(self, one: Worker, turn: dict[str, Any]) -> dict[str, Any]:
+    def _taken(self, peer: Worker, turn: dict[str, Any]) -> dict[str, Any]:
         try:
-            return one.take({**turn, "warm_s": one.contestant.warm_s})
+            return peer.take({**turn, "warm_s": peer.contestant.warm_s})
         except Failed as exc:
-            one.gone = str(exc)
-            one.end(wait=False)
-            return _failure(turn, one.gone)
+            peer.gone = str(exc)
+            peer.end(wait=False)
+            return _failure(turn, peer.gone)
 
 
 def _failure(turn: dict[str, Any], reason: str) -> dict[str, Any]:
@@ -268,7 +270,7 @@ def first(samples: Samples, contest: Contest, plan: Plan) -> None:
 @contextlib.contextmanager
 def opened(
     scratch: Path,
-    given: dict[str, str],
+    variables: dict[str, str],
     missing: dict[str, str],
     entering: Callable[[list[str]], list[str]] | None,
     without: Collection[str],
@@ -282,72 +284,90 @@ def opened(
     entrants: dict[str, Entrant] = {}
     interpreters: dict[str, Path | str] = {}
     with contextlib.ExitStack() as stack:
-        for one in CONTESTANTS:
-            absent = next((missing[need] for need in one.needs if missing.get(need)), "")
-            if one.name in without:
+        for contestant in CONTESTANTS:
+            absent = next((missing[need] for need in contestant.needs if missing.get(need)), "")
+            if contestant.name in without:
                 absent = "left out by --without"
-            python = "" if absent else interpreters.setdefault(one.environment, _interpreter(one))
+            python = (
+                ""
+                if absent
+                else interpreters.setdefault(contestant.environment, _interpreter(contestant))
+            )
             if isinstance(python, str) and not absent:
                 absent = python
             if absent:
-                entrants[one.name] = Entrant(one.what, absent=absent)
+                entrants[contestant.name] = Entrant(contestant.what, absent=absent)
                 continue
-            command = [str(python), "-m", "benchmarks.peers.worker", one.build, one.distribution]
-            if "docker network" in one.needs and entering is not None:
+            command = [
+                str(python),
+                "-m",
+                "benchmarks.peers.worker",
+                contestant.build,
+                contestant.distribution,
+            ]
+            if "docker network" in contestant.needs and entering is not None:
                 command = entering(command)
             home = scratch / f"c{len(workers)}"
             (home / "tmp").mkdir(parents=True)
-            started = Worker(one, command, _environ(one, home, given), home / "log")
+            started = Worker(
+                contestant, command, _environ(contestant, home, variables), home / "log"
+            )
             stack.callback(started.end)
             workers.append(started)
         came = []
         for started in workers:
-            one = started.contestant
+            contestant = started.contestant
             try:
                 started.begin()
             except Failed as exc:
-                entrants[one.name] = Entrant(one.what, absent=str(exc))
+                entrants[contestant.name] = Entrant(contestant.what, absent=str(exc))
             else:
                 came.append(started)
-                entrants[one.name] = Entrant(one.what, started.version or _program_version(one))
-        order = [one.name for one in CONTESTANTS]
+                entrants[contestant.name] = Entrant(
+                    contestant.what, started.version or _program_version(contestant)
+                )
+        order = [contestant.name for contestant in CONTESTANTS]
         yield Contest(came, {name: entrants[name] for name in order})
 
 
-def _interpreter(one: Contestant) -> Path | str:
+def _interpreter(contestant: Contestant) -> Path | str:
     """Return the interpreter of its environment, or why there is none."""
     try:
-        match one.environment:
+        match contestant.environment:
             case "ours":
                 return Path(sys.executable)
             case "llm-sandbox":
-                return environments.environment(one.environment)
+                return environments.environment(contestant.environment)
             case name:
                 return environments.framework(name)
     except subprocess.CalledProcessError as exc:
         return f"its packages could not be installed ({exc.cmd[-1]}: exit {exc.returncode})"
 
 
-def _environ(one: Contestant, home: Path, given: dict[str, str]) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("SANDKASTEN_")}
-    data = given.get("BENCH_DATA_DIR", "") if "daemon" in one.needs else str(home / "data")
+def _environ(contestant: Contestant, home: Path, variables: dict[str, str]) -> dict[str, str]:
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith("SANDKASTEN_")
+    }
+    data = (
+        variables.get("BENCH_DATA_DIR", "") if "daemon" in contestant.needs else str(home / "data")
+    )
     return {
-        **kept,
-        **given,
-        **one.environ,
+        **inherited,
+        **variables,
+        **contestant.environ,
         "SANDKASTEN_DATA_DIR": data,
         "HOME": str(home),
         "TMPDIR": str(home / "tmp"),
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+        "PYTHONPATH": str(ROOT),
     }
 
 
-def _program_version(one: Contestant) -> str:
+def _program_version(contestant: Contestant) -> str:
     """Return the version that a program prints."""
     programs = {"bwrap": "bwrap", "runc": "runc", "docker": "docker", "bare": sys.executable}
-    program = programs.get(one.build.partition(":")[0])
+    program = programs.get(contestant.build.partition(":")[0])
     if program is None:
         return ""
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"\d+(\.\d+)+", done.stdout)
-    return found[0] if found else ""
+    match = re.search(r"\d+(\.\d+)+", done.stdout)
+    return match[0] if match else ""

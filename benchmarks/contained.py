@@ -7,6 +7,7 @@ engine (`volume`). It is asked over HTTP, on a socket in a directory that is mou
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.peers.docker import IMAGE
 from benchmarks.samples import Samples
 from sandkasten import Sandbox
+from scripts.distributions import sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,19 +79,19 @@ def _round(samples: Samples, peer: str, box: Sandbox, number: int) -> None:
 @contextmanager
 def _daemon(docker: Docker, mode: str) -> Iterator[str]:
     # By what both sides call it; below the machine's own scratch folder names are too long.
-    ours = docker.shared / mode[0]
-    ours.mkdir()
-    seen: dict[str, dict[str, str]] = {path: {"bind": path, "mode": "ro"} for path in _readable()}
-    seen[str(docker.socket)] = {"bind": "/var/run/docker.sock", "mode": "rw"}
-    seen[str(ours)] = {"bind": "/reached", "mode": "rw"}
+    folder = docker.shared / mode[0]
+    folder.mkdir()
+    mounts: dict[str, dict[str, str]] = {path: {"bind": path, "mode": "ro"} for path in _readable()}
+    mounts[str(docker.socket)] = {"bind": "/var/run/docker.sock", "mode": "rw"}
+    mounts[str(folder)] = {"bind": "/reached", "mode": "rw"}
     if mode == "shared":
-        seen["station-sandboxes"] = {"bind": "/shared-sandboxes", "mode": "rw"}
+        mounts["station-sandboxes"] = {"bind": "/shared-sandboxes", "mode": "rw"}
     container = docker.start(
-        [sys.executable, "-m", "sandkasten.cli", "serve", "--log-level", "warning"],
-        volumes=seen,
+        [sys.executable, "-m", "sandkasten_server.cli", "serve", "--log-level", "warning"],
+        volumes=mounts,
         working_dir=str(_REPOSITORY),
         environment={
-            "PYTHONPATH": str(_REPOSITORY / "src"),
+            "PYTHONPATH": os.pathsep.join(str(_REPOSITORY / path) for path in sources()),
             "PYTHONDONTWRITEBYTECODE": "1",
             "LANG": "C.UTF-8",
             "SANDKASTEN_BACKEND": "docker",
@@ -99,8 +101,8 @@ def _daemon(docker: Docker, mode: str) -> Iterator[str]:
         },
     )
     try:
-        _wait(ours / "daemon.sock", container)
-        yield f"unix://{ours / 'daemon.sock'}"
+        _wait(folder / "daemon.sock", container)
+        yield f"unix://{folder / 'daemon.sock'}"
     finally:
         container.stop(timeout=20)
         docker.destroy(container)
@@ -111,8 +113,8 @@ def _wait(socket: Path, container: Any) -> None:
     while not socket.exists():
         container.reload()
         if container.status not in ("created", "running") or time.monotonic() > deadline:
-            said = container.logs().decode(errors="replace")[-2000:]
-            raise RuntimeError(f"the daemon in a container did not start: {said}")
+            logs = container.logs().decode(errors="replace")[-2000:]
+            raise RuntimeError(f"the daemon in a container did not start: {logs}")
         time.sleep(0.05)
 
 
@@ -120,8 +122,8 @@ def _readable() -> list[str]:
     """Where this checkout, its environment and its interpreter lie."""
     wanted = {_REPOSITORY, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
     wanted |= {Path("/usr"), Path(sys.executable).parent.parent}
-    kept: list[Path] = []
-    for path in sorted(wanted, key=lambda one: len(one.parts)):
-        if not any(path.is_relative_to(other) for other in kept):
-            kept.append(path)
-    return [str(path) for path in kept]
+    roots: list[Path] = []
+    for path in sorted(wanted, key=lambda place: len(place.parts)):
+        if not any(path.is_relative_to(other) for other in roots):
+            roots.append(path)
+    return [str(path) for path in roots]

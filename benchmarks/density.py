@@ -30,9 +30,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from sandkasten.linux.sandbox_removal import remove
-from sandkasten.linux.state_layout import Layout, read_pid
 from sandkasten.model.ids import SandboxId
+from sandkasten_runtime.linux.sandbox_removal import remove
+from sandkasten_runtime.linux.state_layout import Layout, read_pid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,7 +109,7 @@ class Daemon:
         self.recovered.clear()
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "sandkasten.cli", "--data-dir", str(self.data_dir)),
+                *(sys.executable, "-m", "sandkasten_server.cli", "--data-dir", str(self.data_dir)),
                 *("serve", "--listen", "127.0.0.1:0", "--log-level", "info"),
             ],
             stderr=subprocess.PIPE,
@@ -118,14 +118,14 @@ class Daemon:
             env={**os.environ, "SANDKASTEN_DISK_RESERVE": "none"},
         )
         assert self._process.stderr is not None
-        said = ""
-        while (found := _READY.search(said)) is None:
+        output = ""
+        while (match := _READY.search(output)) is None:
             line = self._process.stderr.readline()
             if not line:
-                raise RuntimeError(f"the daemon did not start: {said[-2000:]}")
-            said += line
+                raise RuntimeError(f"the daemon did not start: {output[-2000:]}")
+            output += line
             self._look(line)
-        self.port = int(found[1])
+        self.port = int(match[1])
         threading.Thread(target=self._follow, args=(self._process.stderr,), daemon=True).start()
 
     def _follow(self, lines: Any) -> None:
@@ -188,12 +188,12 @@ def running(data_dir: Path) -> Iterator[Daemon]:
         daemon.end(signal.SIGKILL)
         layout = Layout(data_dir)
         with ThreadPoolExecutor(_CALLERS) as pool:
-            for done in [pool.submit(remove, layout, one) for one in layout.cells()]:
+            for done in [pool.submit(remove, layout, sandbox_id) for sandbox_id in layout.cells()]:
                 done.result()
 
 
 def measure(plan: Plan, scratch: Path) -> list[Found]:
-    found = []
+    results = []
     with ExitStack() as stack:
         alone = stack.enter_context(running(scratch / "one"))
         reference = alone.create()
@@ -203,25 +203,25 @@ def measure(plan: Plan, scratch: Path) -> list[Found]:
         before, daemon_before = _memory(), _resident(daemon.pid)
         ids: list[str] = []
         for size in plan.sizes:
-            one = Found(size)
+            result = Found(size)
             _say(f"{size} sandboxes")
-            one.made_per_s = _grow(daemon, ids, size)
+            result.made_per_s = _grow(daemon, ids, size)
             time.sleep(_SETTLE_S)
             after = _memory()
-            one.sandbox_mib = (before["MemAvailable"] - after["MemAvailable"]) / size / _MIB
-            one.parts_mib = {
+            result.sandbox_mib = (before["MemAvailable"] - after["MemAvailable"]) / size / _MIB
+            result.parts_mib = {
                 name: (after[name] - before[name]) / size / _MIB
                 for name in _KERNEL
                 if name in after
             }
-            one.daemon_mib = (_resident(daemon.pid) - daemon_before) / _MIB
-            one.parts_mib["runner"] = sum(map(_private, _runners(daemon, ids))) / size / _MIB
-            one.parts_mib["daemon"] = one.daemon_mib / size
-            _idle(one, daemon, ids, plan)
-            _requests(one, daemon, ids, alone, reference, plan)
-            _restarts(one, daemon, ids, alone, plan)
-            found.append(one)
-    return found
+            result.daemon_mib = (_resident(daemon.pid) - daemon_before) / _MIB
+            result.parts_mib["runner"] = sum(map(_private, _runners(daemon, ids))) / size / _MIB
+            result.parts_mib["daemon"] = result.daemon_mib / size
+            _idle(result, daemon, ids, plan)
+            _requests(result, daemon, ids, alone, reference, plan)
+            _restarts(result, daemon, ids, alone, plan)
+            results.append(result)
+    return results
 
 
 def rate(plan: Plan, scratch: Path) -> list[float]:
@@ -249,19 +249,19 @@ def _grow(daemon: Daemon, ids: list[str], size: int) -> float:
     return count / (time.monotonic() - began)
 
 
-def _idle(found: Found, daemon: Daemon, ids: Sequence[str], plan: Plan) -> None:
+def _idle(result: Found, daemon: Daemon, ids: Sequence[str], plan: Plan) -> None:
     pids = _runners(daemon, ids)
     began = time.monotonic()
     cpu, inside, woken = _cpu_s(daemon.pid), sum(map(_cpu_s, pids)), sum(map(_switches, pids))
     time.sleep(plan.idle_s)
     took = time.monotonic() - began
-    found.daemon_cpu = 100 * (_cpu_s(daemon.pid) - cpu) / took
-    found.runners_cpu = 100 * (sum(map(_cpu_s, pids)) - inside) / took
-    found.runner_wakeups = (sum(map(_switches, pids)) - woken) / len(pids) / took * 60
+    result.daemon_cpu = 100 * (_cpu_s(daemon.pid) - cpu) / took
+    result.runners_cpu = 100 * (sum(map(_cpu_s, pids)) - inside) / took
+    result.runner_wakeups = (sum(map(_switches, pids)) - woken) / len(pids) / took * 60
 
 
 def _requests(
-    found: Found,
+    result: Found,
     daemon: Daemon,
     ids: Sequence[str],
     alone: Daemon,
@@ -270,14 +270,14 @@ def _requests(
 ) -> None:
     chance = random.Random(1)
 
-    def cycle(one: Daemon) -> dict[str, float]:
+    def cycle(server: Daemon) -> dict[str, float]:
         began = time.perf_counter()
-        the_id = one.create()
-        made = time.perf_counter()
-        one.destroy(the_id)
+        the_id = server.create()
+        created_at = time.perf_counter()
+        server.destroy(the_id)
         return {
-            "create": (made - began) * 1000,
-            "destroy": (time.perf_counter() - made) * 1000,
+            "create": (created_at - began) * 1000,
+            "destroy": (time.perf_counter() - created_at) * 1000,
         }
 
     def timed(name: str, work: Callable[[], None]) -> dict[str, float]:
@@ -308,32 +308,32 @@ def _requests(
             lambda: timed("metrics", alone.metrics),
         ),
     ]
-    for count, many, one in turns:
-        taken: dict[str, list[float]] = {}
+    for count, many, single in turns:
+        taken_by_many: dict[str, list[float]] = {}
         taken_by_one: dict[str, list[float]] = {}
         for turn in range(count + 3):
-            for work, into in ((many, taken), (one, taken_by_one)):
+            for work, into in ((many, taken_by_many), (single, taken_by_one)):
                 for name, ms in (work() if work is not None else {}).items():
                     if turn >= 3:  # the first pay for connections and caches
                         into.setdefault(name, []).append(ms)
-        found.ms |= {name: median(values) for name, values in taken.items()}
-        found.one_ms |= {name: median(values) for name, values in taken_by_one.items()}
+        result.ms |= {name: median(values) for name, values in taken_by_many.items()}
+        result.one_ms |= {name: median(values) for name, values in taken_by_one.items()}
 
 
-def _restarts(found: Found, daemon: Daemon, ids: Sequence[str], alone: Daemon, plan: Plan) -> None:
+def _restarts(result: Found, daemon: Daemon, ids: Sequence[str], alone: Daemon, plan: Plan) -> None:
     ready, ready_with_one, first, recovered = [], [], [], []
     for _ in range(plan.restarts):
         ready_with_one.append(_restart(alone))
         began = time.perf_counter()
         ready.append(_restart(daemon))
-        asked = time.perf_counter()
+        sent_at = time.perf_counter()
         daemon.exec(ids[-1])
-        first.append((time.perf_counter() - asked) * 1000)
+        first.append((time.perf_counter() - sent_at) * 1000)
         if not daemon.recovered.wait(120):
             raise RuntimeError("the daemon did not recover within 120 s")
         recovered.append((time.perf_counter() - began) * 1000)
-    found.ready_ms, found.one_ready_ms = median(ready), median(ready_with_one)
-    found.first_use_ms, found.recovered_ms = median(first), median(recovered)
+    result.ready_ms, result.one_ready_ms = median(ready), median(ready_with_one)
+    result.first_use_ms, result.recovered_ms = median(first), median(recovered)
 
 
 def _restart(daemon: Daemon) -> float:
@@ -346,8 +346,8 @@ def _restart(daemon: Daemon) -> float:
 
 def _runners(daemon: Daemon, ids: Sequence[str]) -> list[int]:
     layout = Layout(daemon.data_dir)
-    known = [read_pid(layout.cell(SandboxId(one))) for one in ids]
-    return [pid for pid, _ in (one for one in known if one is not None)]
+    identities = [read_pid(layout.cell(SandboxId(the_id))) for the_id in ids]
+    return [pid for pid, _ in (identity for identity in identities if identity is not None)]
 
 
 def _memory() -> dict[str, int]:
@@ -368,7 +368,7 @@ def _resident(pid: int) -> int:
 
 def _private(pid: int) -> int:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return sum(int(one) for one in re.findall(r"Private_\w+: +(\d+)", text)) * 1024
+    return sum(int(amount) for amount in re.findall(r"Private_\w+: +(\d+)", text)) * 1024
 
 
 def _switches(pid: int) -> int:
@@ -380,36 +380,41 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _HZ
 
 
-def table(found: Sequence[Found], rates: Sequence[float]) -> str:
+def table(results: Sequence[Found], rates: Sequence[float]) -> str:
     """Return the results as Markdown."""
 
     def row(name: str, value: Callable[[Found], str]) -> str:
-        return " | ".join((f"| {name}", *(value(one) for one in found))) + " |"
+        return " | ".join((f"| {name}", *(value(result) for result in results))) + " |"
 
     def request(name: str) -> Callable[[Found], str]:
-        return lambda one: _shown(one.ms[name], one.one_ms.get(name))
+        return lambda result: _shown(result.ms[name], result.one_ms.get(name))
 
     lines = [
-        row("sandboxes", lambda one: f"{one.sandboxes:,}"),
-        "|---" * (len(found) + 1) + "|",
+        row("sandboxes", lambda result: f"{result.sandboxes:,}"),
+        "|---" * (len(results) + 1) + "|",
         # With fewer, other programs of the machine weigh more.
         row(
             "memory of each, all included (MiB)",
-            lambda one: f"{one.sandbox_mib:.2f}" if one.sandboxes >= 1000 else "",
+            lambda result: f"{result.sandbox_mib:.2f}" if result.sandboxes >= 1000 else "",
         ),
         row(
             "the same, added up (MiB)",
-            lambda one: f"{sum(one.parts_mib.values()):.2f}" if one.sandboxes >= 100 else "",
+            lambda result: (
+                f"{sum(result.parts_mib.values()):.2f}" if result.sandboxes >= 100 else ""
+            ),
         ),
-        row("growth of the daemon (MiB)", lambda one: f"{one.daemon_mib:.1f}"),
-        row("idle daemon (% of a core)", lambda one: f"{one.daemon_cpu:.2f}"),
-        row("all idle runners (% of a core)", lambda one: f"{one.runners_cpu:.2f}"),
-        row("wake-ups of an idle runner per minute", lambda one: f"{one.runner_wakeups:.1f}"),
-        *(row(f"{name} (ms)", request(name)) for name in found[0].ms),
-        row("ready after `kill -9` (ms)", lambda one: _shown(one.ready_ms, one.one_ready_ms)),
-        row("first command after that (ms)", lambda one: f"{one.first_use_ms:.1f}"),
-        row("all recovered (ms)", lambda one: f"{one.recovered_ms:.0f}"),
-        row("created per second", lambda one: f"{one.made_per_s:.1f}"),
+        row("growth of the daemon (MiB)", lambda result: f"{result.daemon_mib:.1f}"),
+        row("idle daemon (% of a core)", lambda result: f"{result.daemon_cpu:.2f}"),
+        row("all idle runners (% of a core)", lambda result: f"{result.runners_cpu:.2f}"),
+        row("wake-ups of an idle runner per minute", lambda result: f"{result.runner_wakeups:.1f}"),
+        *(row(f"{name} (ms)", request(name)) for name in results[0].ms),
+        row(
+            "ready after `kill -9` (ms)",
+            lambda result: _shown(result.ready_ms, result.one_ready_ms),
+        ),
+        row("first command after that (ms)", lambda result: f"{result.first_use_ms:.1f}"),
+        row("all recovered (ms)", lambda result: f"{result.recovered_ms:.0f}"),
+        row("created per second", lambda result: f"{result.made_per_s:.1f}"),
     ]
     if rates:
         shown = f"{min(rates):.1f} to {max(rates):.1f}"
@@ -421,9 +426,9 @@ def _shown(ms: float, with_one_ms: float | None) -> str:
     return f"{ms:.1f}" if with_one_ms is None else f"{ms:.1f} ({ms / with_one_ms:.2f} ×)"
 
 
-def verdicts(found: Sequence[Found]) -> list[tuple[str, bool]]:
+def verdicts(results: Sequence[Found]) -> list[tuple[str, bool]]:
     """Return each goal and whether it was met, as far as the sizes allow."""
-    last = found[-1]
+    last = results[-1]
     return [
         (f"{last.sandboxes} sandboxes: at most 2 MB each", last.sandbox_mib * _MIB <= 2e6),
         ("exec: at most 1.2 x with one", last.ms["exec"] <= 1.2 * last.one_ms["exec"]),
@@ -449,20 +454,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     scratch = Path(tempfile.mkdtemp(prefix="sandkasten-density-"))
     began = time.monotonic()
     try:
-        found = measure(plan, scratch)
+        results = measure(plan, scratch)
         _say("create and destroy, held")
         rates = rate(plan, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    text = table(found, rates)
+    text = table(results, rates)
     print(text, end="\n\n")
-    judged = verdicts(found)
+    judged = verdicts(results)
     for what, ok in judged:
         print("pass" if ok else "FAIL", what)
     _say(f"{time.monotonic() - began:.0f} s")
     if options.into is not None:
         options.into.mkdir(parents=True, exist_ok=True)
-        document = {"sizes": [asdict(one) for one in found], "held_per_s": rates}
+        document = {"sizes": [asdict(result) for result in results], "held_per_s": rates}
         (options.into / "results.json").write_text(json.dumps(document, indent=2) + "\n")
         (options.into / "README.md").write_text(_page(text))
     return int(options.check and not all(ok for _, ok in judged))

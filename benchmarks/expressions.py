@@ -12,7 +12,7 @@ import cel
 from cel.stdlib import add_stdlib_to_context
 
 from benchmarks.turns import in_turns
-from sandkasten.agents.workflows.expressions import Expressions
+from sandkasten_agents.workflows.expressions import Expressions
 
 if TYPE_CHECKING:
     from benchmarks.plan import Plan
@@ -42,16 +42,16 @@ async def _measure(samples: Samples, plan: Plan) -> None:
         with samples.timed(FIRST, "sandkasten"):
             await expressions.value("1", {})
         for kilobytes in KILOBYTES:
-            seen = _outputs(kilobytes)
+            outputs = _outputs(kilobytes)
 
-            async def ours(seen: dict[str, object] = seen) -> None:
-                assert await expressions.value(_EXPRESSION, seen) is True
+            async def evaluate(outputs: dict[str, object] = outputs) -> None:
+                assert await expressions.value(_EXPRESSION, outputs) is True
 
-            async def library(seen: dict[str, object] = seen) -> None:
-                context = cel.Context(variables=seen)
+            async def library(outputs: dict[str, object] = outputs) -> None:
+                context = cel.Context(variables=outputs)
                 add_stdlib_to_context(context)
                 assert program.execute(context) is True
 
-            turns = {"sandkasten": ours, LIBRARY: library}
+            turns = {"sandkasten": evaluate, LIBRARY: library}
             rounds = plan.rounds * plan.execs
             await in_turns(samples, operation(kilobytes), turns, rounds=rounds, plan=plan)

@@ -107,7 +107,7 @@ class Raw:
 def daemon(data_dir: Path, **environ: str) -> Iterator[str]:
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir)),
+            *(sys.executable, "-m", "sandkasten_server.cli", "--data-dir", str(data_dir)),
             *("serve", "--listen", "127.0.0.1:0", "--log-level", "warning"),
         ],
         stderr=subprocess.PIPE,
@@ -116,13 +116,13 @@ def daemon(data_dir: Path, **environ: str) -> Iterator[str]:
     )
     assert process.stderr is not None
     try:
-        said = ""
-        while (found := _READY.search(said)) is None:
+        output = ""
+        while (match := _READY.search(output)) is None:
             line = process.stderr.readline()
             if not line:
-                raise RuntimeError(f"the daemon did not start: {said}")
-            said += line
-        yield found[1]
+                raise RuntimeError(f"the daemon did not start: {output}")
+            output += line
+        yield match[1]
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)

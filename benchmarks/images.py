@@ -71,7 +71,7 @@ def _create(samples: Samples, plan: Plan, home: Path) -> None:
 
 def _archive(path: Path) -> Path:
     """A root file system of this machine's own programs, as large as the promise says."""
-    left = _MOST_BYTES
+    remaining = _MOST_BYTES
     with tarfile.open(path, "w") as tar:
         for name in ("bin", "lib", "lib64", "sbin"):
             if os.path.islink(f"/{name}"):
@@ -81,7 +81,7 @@ def _archive(path: Path) -> Path:
                 for name in sorted(files):
                     full = os.path.join(directory, name)
                     size = os.lstat(full).st_size
-                    if size < _LARGEST_FILE and left > size:
+                    if size < _LARGEST_FILE and remaining > size:
                         tar.add(full, full.lstrip("/"), recursive=False)
-                        left -= size
+                        remaining -= size
     return path

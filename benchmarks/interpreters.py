@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from benchmarks.plan import Plan
     from benchmarks.samples import Samples
-    from sandkasten.engine.engine import Engine
+    from sandkasten_runtime.engine.engine import Engine
 
 PLAIN: Final = "one-shot print(1+1), interpreter started"
 PANDAS: Final = "one-shot import pandas, imported before"
@@ -60,14 +60,14 @@ async def _in_turns(
     for number in range(-_UNCOUNTED, plan.rounds):
         began = time.perf_counter()
         result = await engine.run(RunRequest(code, options=options))
-        ours = (time.perf_counter() - began) * 1000
+        own_ms = (time.perf_counter() - began) * 1000
         assert result.ok, result.stderr
         # The next sandbox is made meanwhile, and must not compete with the other's turn.
         await asyncio.sleep(_REFILL_S[operation])
-        theirs = await asyncio.to_thread(_bare, code, env)
+        bare_ms = await asyncio.to_thread(_bare, code, env)
         if number >= 0:
-            samples.add(operation, OURS, ours)
-            samples.add(operation, BARE, theirs)
+            samples.add(operation, OURS, own_ms)
+            samples.add(operation, BARE, bare_ms)
 
 
 def _bare(code: str, env: dict[str, str]) -> float:

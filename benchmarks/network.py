@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 CONNECT, DOWNLOAD = rows.CONNECT, rows.DOWNLOAD
 CREATE = "create with a network"
 CLOSED = "no network"
-PEERS = ("pasta", "slirp4netns")
 _NAME = "bench.test"
 _CONNECTIONS = 50
 _PIECE = 1 << 20
@@ -132,15 +131,15 @@ def _inside(box: Sandbox, port: int, size: int, count: int) -> list[float]:
     words = ["python3", "-c", _CLIENT, _NAME, str(port), str(size), str(count)]
     done = box.exec(words, timeout_seconds=120)
     assert done.exit_code == 0, done
-    found: list[float] = json.loads(done.stdout)
-    return found
+    values: list[float] = json.loads(done.stdout)
+    return values
 
 
 def _started(prefix: tuple[str, ...], host: str, port: int, size: int, count: int) -> list[float]:
     words = [*prefix, "/usr/bin/python3", "-c", _CLIENT, host, str(port), str(size), str(count)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
-    found: list[float] = json.loads(done.stdout)
-    return found
+    values: list[float] = json.loads(done.stdout)
+    return values
 
 
 @contextlib.contextmanager
@@ -149,8 +148,8 @@ def _namespace() -> Iterator[int]:
     with subprocess.Popen(["unshare", "--net", "sleep", "3600"]) as holder:
         try:
             end = time.monotonic() + _START_S
-            ours = os.readlink("/proc/self/ns/net")
-            while os.readlink(f"/proc/{holder.pid}/ns/net") == ours:
+            own_namespace = os.readlink("/proc/self/ns/net")
+            while os.readlink(f"/proc/{holder.pid}/ns/net") == own_namespace:
                 assert time.monotonic() < end, "no namespace"
                 time.sleep(0.01)
             yield holder.pid
@@ -203,12 +202,12 @@ def _serve() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     print(listener.getsockname()[1], flush=True)
     while True:
-        made, _ = listener.accept()
-        with made:
-            left = int.from_bytes(made.recv(8), "big")
+        connection, _ = listener.accept()
+        with connection:
+            remaining = int.from_bytes(connection.recv(8), "big")
             with contextlib.suppress(OSError):
-                while left > 0:
-                    left -= made.send(piece[: min(left, _PIECE)])
+                while remaining > 0:
+                    remaining -= connection.send(piece[: min(remaining, _PIECE)])
 
 
 if __name__ == "__main__":

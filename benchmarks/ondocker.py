@@ -158,8 +158,8 @@ def _first_use(samples: Samples, docker: Docker, rootfs: Path) -> None:
 
 def _taken(samples: Samples, operations: list[str], verb: Callable[[], Any]) -> Any:
     began = time.perf_counter()
-    made = verb()
+    result = verb()
     took = (time.perf_counter() - began) * 1000
     for operation in operations:
         samples.add(operation, "docker", took)
-    return made
+    return result

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from benchmarks.plan import Plan
     from benchmarks.samples import Samples
-    from sandkasten.engine.engine import Engine
+    from sandkasten_runtime.engine.engine import Engine
 
 FIRST: Final = "create with packages, first of their set"
 CREATE: Final = "create with packages, fetched before"
@@ -59,8 +59,8 @@ async def _create(engine: Engine, *packages: str) -> None:
 
 
 async def _clear(engine: Engine) -> None:
-    for one in await engine.list():
-        await engine.destroy(one.id)
+    for info in await engine.list():
+        await engine.destroy(info.id)
 
 
 def _wheel(folder: Path) -> None:
@@ -71,7 +71,7 @@ def _wheel(folder: Path) -> None:
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {_NAME}\nVersion: 1.0\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    content[f"{info}/RECORD"] = "".join(f"{one},,\n" for one in (*content, f"{info}/RECORD"))
+    content[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in (*content, f"{info}/RECORD"))
     with zipfile.ZipFile(folder / f"{_NAME}-1.0-py3-none-any.whl", "w") as archive:
         for name, text in content.items():
             archive.writestr(name, text)

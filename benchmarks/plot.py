@@ -52,9 +52,9 @@ class Bar:
 
 def chart(title: str, unit: str, note: str, bars: list[Bar]) -> str:
     """Return an SVG document. Bars keep the order in which they are given."""
-    known = [bar.value for bar in bars if bar.value]
-    low = 10 ** math.floor(math.log10(min(known))) if known else 0.1
-    high = 10 ** math.ceil(math.log10(max(known))) if known else 1.0
+    values = [bar.value for bar in bars if bar.value]
+    low = 10 ** math.floor(math.log10(min(values))) if values else 0.1
+    high = 10 ** math.ceil(math.log10(max(values))) if values else 1.0
     if high <= low:
         high = low * 10
     height = _TOP + _LINE * len(bars) + 34

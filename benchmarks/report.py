@@ -41,61 +41,63 @@ and [a daemon with up to 1,000 sandboxes](density/README.md).
 """
 
 
-def verdicts(found: Results) -> list[Verdict]:
-    return rows.verdicts(found.measured, set(found.parts))
+def verdicts(outcome: Results) -> list[Verdict]:
+    return rows.verdicts(outcome.measured, set(outcome.parts))
 
 
-def write(found: Results, place: Path) -> None:
+def write(outcome: Results, place: Path) -> None:
     """Write the results and everything that is made of them."""
     place.mkdir(parents=True, exist_ok=True)
-    (place / RESULTS).write_text(results.dumped(found, [asdict(one) for one in verdicts(found)]))
+    (place / RESULTS).write_text(
+        results.dumped(outcome, [asdict(verdict) for verdict in verdicts(outcome)])
+    )
     # What is written is rounded, and the pages are made from that: made again, they are the same.
     for name, content in rendered(results.loaded(place / RESULTS)).items():
         (place / name).write_text(content)
 
 
-def rendered(found: Results) -> dict[str, str]:
+def rendered(outcome: Results) -> dict[str, str]:
     """Return the files beside the results, by name."""
     drawn = {
-        f"{row.plot}.svg": _plot(row, found.measured[row.operation])
+        f"{row.plot}.svg": _plot(row, outcome.measured[row.operation])
         for row in COMPARISON
-        if row.operation in found.measured
+        if row.operation in outcome.measured
     }
-    return {PAGE: page(found), **drawn}
+    return {PAGE: page(outcome), **drawn}
 
 
 # ---- a terminal
 
 
-def text(found: Results) -> str:
+def text(outcome: Results) -> str:
     lines = [("operation", "peer", "of ours", "p50", "p95", "p99", "n", "failed")]
-    for operation in _operations(found):
-        row, peers = by_operation(operation), found.measured[operation]
+    for operation in _operations(outcome):
+        row, peers = by_operation(operation), outcome.measured[operation]
         for peer in _ordered(peers):
-            one = peers[peer]
-            lines.append((operation, peer, _ratio(row, peers, peer), *_values(row, one)))
+            summary = peers[peer]
+            lines.append((operation, peer, _ratio(row, peers, peer), *_values(row, summary)))
     judged = [
         (
-            {True: "met", False: "MISSED", None: "----"}[one.ok],
-            one.operation,
-            one.goal,
-            one.measured,
+            {True: "met", False: "MISSED", None: "----"}[verdict.ok],
+            verdict.operation,
+            verdict.goal,
+            verdict.measured,
         )
-        for one in verdicts(found)
+        for verdict in verdicts(outcome)
     ]
-    absent = [f"{name} did not take part: {one.absent}" for name, one in _absent(found)]
-    absent += _failed(found)
+    absent = [f"{name} did not take part: {entrant.absent}" for name, entrant in _absent(outcome)]
+    absent += _failed(outcome)
     return "\n".join([_aligned(lines, 2), "", _aligned(judged, 4), *absent])
 
 
-def _aligned(lines: Sequence[tuple[str, ...]], left: int) -> str:
+def _aligned(lines: Sequence[tuple[str, ...]], left_columns: int) -> str:
     """First columns to the left, values to the right."""
     if not lines:
         return ""
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if at < left else cell.rjust(width)
+            cell.ljust(width) if at < left_columns else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
@@ -105,14 +107,14 @@ def _aligned(lines: Sequence[tuple[str, ...]], left: int) -> str:
 # ---- a page
 
 
-def page(found: Results) -> str:
-    present = [row for row in COMPARISON if row.operation in found.measured]
-    parts = [_NOTE, "", _HEAD, *_conditions(found), "", *_matrix(found, present), ""]
-    parts += [*_goals(found), "", *_ahead(found, present), "", *_entrants(found), ""]
+def page(outcome: Results) -> str:
+    present = [row for row in COMPARISON if row.operation in outcome.measured]
+    parts = [_NOTE, "", _HEAD, *_conditions(outcome), "", *_matrix(outcome, present), ""]
+    parts += [*_goals(outcome), "", *_ahead(outcome, present), "", *_entrants(outcome), ""]
     parts += ["## Rows", ""]
     for row in present:
-        parts += [*_section(row, found), ""]
-    others = [name for name in _operations(found) if not by_operation(name).plot]
+        parts += [*_section(row, outcome), ""]
+    others = [name for name in _operations(outcome) if not by_operation(name).plot]
     if others:
         parts += [
             "## Ours alone",
@@ -122,7 +124,7 @@ def page(found: Results) -> str:
         ]
         parts += ["| operation | peer | of ours | p50 | p95 | n |", "|---|---|---|---|---|---|"]
         for operation in others:
-            row, peers = by_operation(operation), found.measured[operation]
+            row, peers = by_operation(operation), outcome.measured[operation]
             for peer in _ordered(peers):
                 p50, p95, _, n, _ = _values(row, peers[peer])
                 parts.append(
@@ -131,8 +133,8 @@ def page(found: Results) -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _conditions(found: Results) -> list[str]:
-    machine, parts = found.machine, list(found.parts.values())
+def _conditions(outcome: Results) -> list[str]:
+    machine, parts = outcome.machine, list(outcome.parts.values())
     if not parts:
         return ["Nothing was measured yet."]
     loads = [load for part in parts for load in (part.load_before, part.load_after)]
@@ -158,16 +160,16 @@ def _conditions(found: Results) -> list[str]:
         )
     if any(part.quick for part in parts):
         lines.append("- **Small sizes** (`--quick`): fewer turns than a full run.")
-    lines += [f"- **Not measured**: {line}." for line in _failed(found)]
+    lines += [f"- **Not measured**: {line}." for line in _failed(outcome)]
     return lines
 
 
-def _matrix(found: Results, present: list[Row]) -> list[str]:
+def _matrix(outcome: Results, present: list[Row]) -> list[str]:
     """Peers down, rows across: how many times ours."""
     peers = [
         name
         for name in NAMES
-        if any(name in found.measured[row.operation] for row in present) and name not in OURS
+        if any(name in outcome.measured[row.operation] for row in present) and name not in OURS
     ]
     lines = ["## How many times as long as Sandkasten", ""]
     lines.append("For commands per second: how many times fewer. Above 1, Sandkasten is ahead.")
@@ -176,7 +178,7 @@ def _matrix(found: Results, present: list[Row]) -> list[str]:
     lines.append("| | " + " | ".join(row.operation for row in present) + " |")
     lines.append("|---|" + "---|" * len(present))
     for peer in peers:
-        cells = [_cell(row, found.measured[row.operation], peer) for row in present]
+        cells = [_cell(row, outcome.measured[row.operation], peer) for row in present]
         name = f"*{peer}*" if peer in OPEN else peer
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
@@ -191,32 +193,32 @@ def _cell(row: Row, peers: dict[str, Summary], peer: str) -> str:
 def _advantage(row: Row, peers: dict[str, Summary], peer: str) -> str:
     """Return how far our lead is ahead; below 1 it is behind."""
     lead = peers.get(row.lead)
-    theirs = peers[peer].p50
-    if lead is None or not lead.p50 or not theirs:
+    other = peers[peer].p50
+    if lead is None or not lead.p50 or not other:
         return ""
-    return times(lead.p50 / theirs if row.unit == "/s" else theirs / lead.p50)
+    return times(lead.p50 / other if row.unit == "/s" else other / lead.p50)
 
 
-def _goals(found: Results) -> list[str]:
+def _goals(outcome: Results) -> list[str]:
     wanted = {row.operation for row in COMPARISON}
     lines = ["## Goals", "", "| row | goal | measured | |", "|---|---|---|---|"]
-    judged = sorted(verdicts(found), key=lambda one: one.operation not in wanted)
-    for one in judged:
-        kind = f"{_MET[one.ok]}{', a promise' if one.promise else ''}"
-        if one.ok is False and one.why_missed:
-            kind += f": {one.why_missed}"
-        lines.append(f"| {one.operation} | {one.goal} | {one.measured} | {kind} |")
+    judged = sorted(verdicts(outcome), key=lambda verdict: verdict.operation not in wanted)
+    for verdict in judged:
+        kind = f"{_MET[verdict.ok]}{', a promise' if verdict.promise else ''}"
+        if verdict.ok is False and verdict.why_missed:
+            kind += f": {verdict.why_missed}"
+        lines.append(f"| {verdict.operation} | {verdict.goal} | {verdict.measured} | {kind} |")
     return lines
 
 
-def _ahead(found: Results, present: list[Row]) -> list[str]:
+def _ahead(outcome: Results, present: list[Row]) -> list[str]:
     lines = ["## Where a peer is ahead", "", "Each row below has the reasons.", ""]
     lines += ["| row | with isolation | without |", "|---|---|---|"]
     for row in present:
-        peers = found.measured[row.operation]
+        peers = outcome.measured[row.operation]
         ahead = [
             (peer, f"{peer} ({_advantage(row, peers, peer)})")
-            for peer in peers_ahead(row, found.measured, OURS)
+            for peer in peers_ahead(row, outcome.measured, OURS)
         ]
         closed = ", ".join(shown for peer, shown in ahead if peer not in OPEN)
         opened = ", ".join(shown for peer, shown in ahead if peer in OPEN)
@@ -224,34 +226,38 @@ def _ahead(found: Results, present: list[Row]) -> list[str]:
     return lines
 
 
-def _reasons(row: Row, found: Results) -> list[str]:
+def _reasons(row: Row, outcome: Results) -> list[str]:
     """Return why peers are ahead in a row, one line for each reason."""
     by_reason: dict[str, list[str]] = {}
-    for peer, reason in peers_ahead(row, found.measured, OURS).items():
+    for peer, reason in peers_ahead(row, outcome.measured, OURS).items():
         by_reason.setdefault(reason or NO_REASON, []).append(peer)
     return [f"- Ahead: {', '.join(peers)}: {reason}." for reason, peers in by_reason.items()]
 
 
-def _entrants(found: Results) -> list[str]:
+def _entrants(outcome: Results) -> list[str]:
     lines = ["## Contestants", "", "| | what | version |", "|---|---|---|"]
-    for name, one in found.entrants.items():
-        told = f"did not take part: {one.absent}" if one.absent else one.version or "this checkout"
-        lines.append(f"| {name} | {one.what} | {told} |")
+    for name, entrant in outcome.entrants.items():
+        note = (
+            f"did not take part: {entrant.absent}"
+            if entrant.absent
+            else entrant.version or "this checkout"
+        )
+        lines.append(f"| {name} | {entrant.what} | {note} |")
     return lines
 
 
-def _section(row: Row, found: Results) -> list[str]:
-    peers = found.measured[row.operation]
+def _section(row: Row, outcome: Results) -> list[str]:
+    peers = outcome.measured[row.operation]
     lines = [f"### {row.operation}", "", f"![{_alt(row, peers)}]({row.plot}.svg)", ""]
     head = ("contestant", "of ours", "p50", "p95", "p99", "n", "success")
     lines += ["| " + " | ".join(head) + " |", "|---|" + "---|" * (len(head) - 1)]
     for peer in _ordered(peers):
-        one = peers[peer]
-        p50, p95, p99, n, _ = _values(row, one)
-        success = f"{one.success:.0%}" + (f" ({one.reason})" if one.reason else "")
+        summary = peers[peer]
+        p50, p95, p99, n, _ = _values(row, summary)
+        success = f"{summary.success:.0%}" + (f" ({summary.reason})" if summary.reason else "")
         cells = (peer, _ratio(row, peers, peer), p50, p95, p99, n, success)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    reasons = _reasons(row, found)
+    reasons = _reasons(row, outcome)
     return [*lines, "", *reasons] if reasons else lines
 
 
@@ -280,10 +286,10 @@ def _plot(row: Row, peers: dict[str, Summary]) -> str:
 # ---- shared
 
 
-def _operations(found: Results) -> list[str]:
+def _operations(outcome: Results) -> list[str]:
     """In the order of the rows, then those without goals."""
     order = {row.operation: at for at, row in enumerate(rows.ROWS)}
-    return sorted(found.measured, key=lambda name: order.get(name, len(order)))
+    return sorted(outcome.measured, key=lambda name: order.get(name, len(order)))
 
 
 def _ordered(peers: dict[str, Summary]) -> list[str]:
@@ -299,25 +305,25 @@ def _ratio(row: Row, peers: dict[str, Summary], peer: str) -> str:
     return times(value / lead.p50)
 
 
-def _values(row: Row, one: Summary) -> tuple[str, str, str, str, str]:
+def _values(row: Row, summary: Summary) -> tuple[str, str, str, str, str]:
     shown = [
         "–" if value is None else f"{amount(value)} {row.unit}"
-        for value in (one.p50, one.p95, one.p99)
+        for value in (summary.p50, summary.p95, summary.p99)
     ]
-    return shown[0], shown[1], shown[2], str(one.n), str(one.failed)
+    return shown[0], shown[1], shown[2], str(summary.n), str(summary.failed)
 
 
-def _absent(found: Results) -> list[tuple[str, results.Entrant]]:
-    return [(name, one) for name, one in found.entrants.items() if one.absent]
+def _absent(outcome: Results) -> list[tuple[str, results.Entrant]]:
+    return [(name, entrant) for name, entrant in outcome.entrants.items() if entrant.absent]
 
 
-def _failed(found: Results) -> list[str]:
-    return [f"section {name}: {part.failed}" for name, part in found.parts.items() if part.failed]
+def _failed(outcome: Results) -> list[str]:
+    return [f"section {name}: {part.failed}" for name, part in outcome.parts.items() if part.failed]
 
 
 def main() -> int:
-    found = results.loaded(PLACE / RESULTS)
-    write(found, PLACE)
+    outcome = results.loaded(PLACE / RESULTS)
+    write(outcome, PLACE)
     return 0
 
 

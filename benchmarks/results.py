@@ -67,9 +67,9 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
+        return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     return value
 
 
@@ -83,7 +83,7 @@ def loaded(path: Path) -> Results:
         return Results()
     return Results(
         document["machine"],
-        {name: Entrant(**one) for name, one in document["entrants"].items()},
+        {name: Entrant(**fields) for name, fields in document["entrants"].items()},
         {
             name: Part(**{**part, "measured": _measured(part["measured"])})
             for name, part in document["parts"].items()

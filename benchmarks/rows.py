@@ -412,19 +412,19 @@ def times(ratio: float) -> str:
 def judge(row: Row, goal: Goal, measured: Measured) -> Verdict:
     peers = measured.get(row.operation, {})
     words = f"{goal.of}: {goal_text(goal, row.unit)}"
-    mine = getattr(peers.get(goal.of), goal.at, None)
-    theirs = getattr(peers.get(goal.against), goal.at, None) if goal.against else 0.0
-    if mine is None or theirs is None:
+    own = getattr(peers.get(goal.of), goal.at, None)
+    other = getattr(peers.get(goal.against), goal.at, None) if goal.against else 0.0
+    if own is None or other is None:
         return Verdict(row.operation, words, "not measured", None, goal.promise)
-    value = f"{amount(mine)} {row.unit}"
+    value = f"{amount(own)} {row.unit}"
     if not goal.against:
-        got, shown = mine, value
+        got, shown = own, value
     elif goal.plus:
-        got = mine - theirs
-        shown = f"{got:.2f} {row.unit} ({value} and {amount(theirs)} {row.unit})"
+        got = own - other
+        shown = f"{got:.2f} {row.unit} ({value} and {amount(other)} {row.unit})"
     else:
-        got = mine / theirs
-        shown = f"{times(got)} ({value} and {amount(theirs)} {row.unit})"
+        got = own / other
+        shown = f"{times(got)} ({value} and {amount(other)} {row.unit})"
     ok = got >= goal.bound if row.unit == "/s" else got <= goal.bound
     return Verdict(row.operation, words, shown, ok, goal.promise, goal.why_missed)
 
@@ -440,7 +440,7 @@ def verdicts(measured: Measured, sections: set[str]) -> list[Verdict]:
     ]
 
 
-def peers_ahead(row: Row, measured: Measured, ours: frozenset[str]) -> dict[str, str]:
+def peers_ahead(row: Row, measured: Measured, own_names: frozenset[str]) -> dict[str, str]:
     """Return the peers that are ahead of our lead in a row, each with the reason."""
     peers = measured.get(row.operation, {})
     lead = peers.get(row.lead)
@@ -448,9 +448,9 @@ def peers_ahead(row: Row, measured: Measured, ours: frozenset[str]) -> dict[str,
         return {}
     ahead = {
         peer
-        for peer, one in peers.items()
-        if peer not in ours
-        and one.p50 is not None
-        and (one.p50 > lead.p50 if row.unit == "/s" else one.p50 < lead.p50)
+        for peer, summary in peers.items()
+        if peer not in own_names
+        and summary.p50 is not None
+        and (summary.p50 > lead.p50 if row.unit == "/s" else summary.p50 < lead.p50)
     }
     return {peer: REASONS.get((row.operation, peer), "") for peer in peers if peer in ahead}

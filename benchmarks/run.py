@@ -113,19 +113,21 @@ class Run:
         """Start the contestants beside a daemon of ours."""
         reasons = dict(line.split(": ", 1) for line in self._peers.absent)
         missing = {**reasons, "docker network": ""}
-        given: dict[str, str] = {}
+        variables: dict[str, str] = {}
         entering = None
         if self._peers.docker is not None:
-            given["DOCKER_HOST"] = self._peers.docker.host
+            variables["DOCKER_HOST"] = self._peers.docker.host
             entering = self._peers.docker.entering
         if self._peers.runc is not None:
-            given["BENCH_RUNC"] = str(self._peers.runc.folder)
+            variables["BENCH_RUNC"] = str(self._peers.runc.folder)
         with contextlib.ExitStack() as stack:
             data = self._scratch / "daemon"
-            given["BENCH_URL"] = stack.enter_context(http.daemon(data))
-            given["BENCH_DATA_DIR"] = str(data)
+            variables["BENCH_URL"] = stack.enter_context(http.daemon(data))
+            variables["BENCH_DATA_DIR"] = str(data)
             place = self._scratch / "contest"
-            yield stack.enter_context(comparison.opened(place, given, missing, entering, without))
+            yield stack.enter_context(
+                comparison.opened(place, variables, missing, entering, without)
+            )
 
 
 SECTIONS = (
@@ -140,8 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupted)
     began = time.monotonic()
     place: Path = options.into or (QUICK_PLACE if options.quick else report.PLACE)
-    found = results.loaded(place / report.RESULTS)
-    wanted = _wanted(options, found)
+    outcome = results.loaded(place / report.RESULTS)
+    wanted = _wanted(options, outcome)
     # A directory of its own: sandboxes of other data directories are left alone.
     scratch = Path(tempfile.mkdtemp(prefix="skb-"))
     os.environ["SANDKASTEN_DATA_DIR"] = str(scratch / "data")
@@ -149,13 +151,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _peers(scratch, options.without) as peers:
             run = Run(peers, QUICK if options.quick else FULL, scratch)
-            _measure(run, found, wanted, options, place)
+            _measure(run, outcome, wanted, options, place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    print(report.text(found))
+    print(report.text(outcome))
     print(f"\n{time.monotonic() - began:.0f} s; written to {os.path.relpath(place)}/")
-    judged = rows.verdicts(found.measured, set(wanted))
-    missed = [one for one in judged if one.promise and one.ok is not True]
+    judged = rows.verdicts(outcome.measured, set(wanted))
+    missed = [verdict for verdict in judged if verdict.promise and verdict.ok is not True]
     if options.check and missed:
         print("a promise was missed or not measured", file=sys.stderr)
         return 1
@@ -163,22 +165,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(
-    run: Run, found: Results, wanted: list[str], options: argparse.Namespace, place: Path
+    run: Run, outcome: Results, wanted: list[str], options: argparse.Namespace, place: Path
 ) -> None:
-    found.machine = _machine()
+    outcome.machine = _machine()
     with contextlib.ExitStack() as stack:
         contest = None
         if set(wanted) & set(comparison.SECTIONS):
             _say("starting the contestants")
             contest = stack.enter_context(run.contest(options.without))
-            found.entrants = contest.entrants
+            outcome.entrants = contest.entrants
         able = run.sections(contest)
         for name in wanted:
             if name not in able:
                 _say(f"{name}: not on this machine")
                 continue
-            found.parts[name] = _part(name, able[name], quick=options.quick)
-            report.write(found, place)
+            outcome.parts[name] = _part(name, able[name], quick=options.quick)
+            report.write(outcome, place)
 
 
 def _part(name: str, measure: Callable[[Samples], object], *, quick: bool) -> results.Part:
@@ -192,10 +194,10 @@ def _part(name: str, measure: Callable[[Samples], object], *, quick: bool) -> re
         failed = reason(exc)
     seconds = round(time.monotonic() - began, 1)
     _say(f"{name}: {seconds:.0f} s {failed}")
-    after, found = os.getloadavg()[0], samples.summaries()
+    after, summaries = os.getloadavg()[0], samples.summaries()
     spent = [now - then for now, then in zip(_processor_times(), times, strict=True)]
     stolen = spent[_STEAL] / max(1, sum(spent))
-    return results.Part(at, _revision(), seconds, before, after, quick, found, failed, stolen)
+    return results.Part(at, _revision(), seconds, before, after, quick, summaries, failed, stolen)
 
 
 def _processor_times() -> list[int]:
@@ -204,19 +206,19 @@ def _processor_times() -> list[int]:
         return [int(word) for word in file.readline().split()[1 : _STEAL + 2]]
 
 
-def _wanted(options: argparse.Namespace, found: Results) -> list[str]:
+def _wanted(options: argparse.Namespace, outcome: Results) -> list[str]:
     if options.only:
         return [name for name in SECTIONS if name in options.only]
     if not options.resume:
-        found.parts.clear()
+        outcome.parts.clear()
         return list(SECTIONS)
     revision = _revision()
     return [
         name
         for name in SECTIONS
-        if name not in found.parts
-        or found.parts[name].revision != revision
-        or found.parts[name].failed
+        if name not in outcome.parts
+        or outcome.parts[name].revision != revision
+        or outcome.parts[name].failed
     ]
 
 

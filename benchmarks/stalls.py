@@ -115,24 +115,24 @@ def sending(url: str, body: bytes, count: int) -> Iterator[None]:
     until = time.monotonic() + PROBED_S
     context = multiprocessing.get_context("fork")
     senders = [context.Process(target=send_for, args=(url, body, until)) for _ in range(count)]
-    for one in senders:
-        one.start()
+    for sender in senders:
+        sender.start()
     try:
         yield
     finally:
-        for one in senders:
-            one.join()
+        for sender in senders:
+            sender.join()
 
 
 def measured(what: str, loaded: str, idle: str, work: Callable[[], None] | None = None) -> None:
     probes = [Probe(url) for url in (loaded, idle)]
-    for one in probes:
-        one.start()
+    for probe in probes:
+        probe.start()
     if work is not None:
         work()
     time.sleep(PROBED_S)
-    found = [one.stop() for one in probes]
-    print(f"{what:28}{found[0]}   {found[1]}", flush=True)
+    delays = [probe.stop() for probe in probes]
+    print(f"{what:28}{delays[0]}   {delays[1]}", flush=True)
 
 
 def main(wanted: Sequence[str]) -> None:

@@ -33,9 +33,9 @@ def measure(samples: Samples, plan: Plan, scratch: Path) -> None:
         collector() as endpoint,
         daemon(scratch / "traced", OTEL_EXPORTER_OTLP_ENDPOINT=endpoint) as traced,
         daemon(scratch / "plain") as plain,
-        Sandbox(url=traced) as one,
+        Sandbox(url=traced) as box,
         Sandbox(url=plain) as other,
-        Raw(traced, f"/v1/sessions/{one.id}/exec", _BODY) as with_spans,
+        Raw(traced, f"/v1/sessions/{box.id}/exec", _BODY) as with_spans,
         Raw(plain, f"/v1/sessions/{other.id}/exec", _BODY) as without,
     ):
         deadline = time.monotonic() + plan.section_s

@@ -11,7 +11,7 @@ export default defineConfig({
     },
   },
   build: {
-    outDir: fileURLToPath(new URL("../src/sandkasten/_dashboard", import.meta.url)),
+    outDir: fileURLToPath(new URL("../server/src/sandkasten_server/_dashboard", import.meta.url)),
     emptyOutDir: true,
     target: "es2022",
     modulePreload: { polyfill: false },

@@ -6,6 +6,7 @@
 set -euo pipefail
 
 purpose=${1:?usage: apt_packages.sh setup|check|test|long|bench}
+runner=$(dirname "$0")/../runner
 
 setup=(
     python3 python3-venv      # the engine and the command line
@@ -17,14 +18,12 @@ setup=(
     curl                      # the demonstration speaks to the daemon with it
     mmdebstrap uidmap         # images of Debian packages: sandkasten image build, for any user
     python3-ipykernel         # a kernel for code contexts in the host image
-    cargo rustc gcc libc6-dev librust-libc-dev librust-serde-json-dev \
-        librust-ring-dev librust-rustls-dev   # the runner
+    gcc libc6-dev             # the runner; see also rust_packages
 )
 # Debian's node, unless the machine has one where the host image shows it.
 [ -x /usr/bin/node ] || setup+=(nodejs)
 
 check=(
-    rustfmt rust-clippy       # lint of the runner
     git                       # tests/repo asks it which files belong to the repository
     busybox-static            # a shell that is not bash, and an image with nothing in it
 )
@@ -66,7 +65,7 @@ case $purpose in
 esac
 
 if ! command -v dpkg-query >/dev/null; then
-    echo "not a Debian: please see to it that you have what these packages hold: ${wanted[*]}" >&2
+    echo "not a Debian: please see to it that you have what these packages hold, and Rust: ${wanted[*]}" >&2
     exit 0
 fi
 
@@ -81,15 +80,58 @@ missing=()
 for name in "${wanted[@]}"; do
     grep -qx "installed $name" <<<"$installed" || missing+=("$name")
 done
-[ ${#missing[@]} -gt 0 ] || exit 0
+
+# Programs of Rust that are missing, by their names in Debian 13.
+rust=()
+toolchain=$("$runner/toolchain.sh" 2>/dev/null) || rust+=(rustc cargo)
+case $purpose in
+    check | test | long)
+        for tool in rustfmt rust-clippy; do
+            "${toolchain:-/usr/bin}/${tool/rust-clippy/cargo-clippy}" --version >/dev/null 2>&1 || rust+=($tool)
+        done
+        if [ ${#rust[@]} -gt 0 ] && [ "${toolchain:-/usr/bin}" != /usr/bin ]; then
+            echo "the toolchain in $toolchain has no rustfmt or no clippy" >&2
+            echo "hint: rustup component add rustfmt clippy" >&2
+            exit 1
+        fi
+        ;;
+esac
+case $purpose in
+    # The host image shows this cargo; a test fetches a crate with it.
+    test | long) [ -x /usr/bin/cargo ] || [[ " ${rust[*]} " = *" cargo "* ]] || rust+=(cargo) ;;
+esac
+[ $((${#missing[@]} + ${#rust[@]})) -gt 0 ] || exit 0
+
+candidate() {
+    LC_ALL=C apt-cache policy "$1" 2>/dev/null | sed -n 's/^  Candidate: \([0-9].*\)/\1/p'
+}
+
+# Add the packages of `rust` to `missing`. Debian 12 has Rust twice: one too old, and one for building
+# browsers (rustc-web), whose packages replace those of the other one.
+rust_packages() {
+    local least suffix='' name
+    [ ${#rust[@]} -gt 0 ] || return 0
+    least=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$runner/Cargo.toml")
+    if dpkg --compare-versions "$(candidate rustc)" lt "$least"; then
+        if [ -n "$(candidate rustc-web)" ]; then
+            suffix=-web
+        else
+            # It says what to install, if there is none.
+            "$runner/toolchain.sh" >/dev/null
+        fi
+    fi
+    for name in "${rust[@]/%/$suffix}"; do
+        missing+=("${name/#rust-clippy-web/rust-web-clippy}")
+    done
+}
 
 if [ "$(id -u)" != 0 ]; then
+    rust_packages
     echo "these packages are missing: ${missing[*]}" >&2
     echo "hint: sudo apt-get install --no-install-recommends ${missing[*]}" >&2
     exit 1
 fi
 
-echo "installing ${#missing[@]} packages: ${missing[*]}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 export DEBIAN_FRONTEND=noninteractive
@@ -108,4 +150,6 @@ if [ ! -e "$policy" ]; then
 fi
 # A foreign source that does not answer must not stop us; the install below decides.
 run apt-get -q -o DPkg::Lock::Timeout=300 update || echo "apt-get update had trouble; going on" >&2
+rust_packages
+echo "installing ${#missing[@]} packages: ${missing[*]}"
 run apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "${missing[@]}"

@@ -15,7 +15,7 @@ _PARTS = ("src", "public", "index.html", "package-lock.json", "vite.config.ts", 
 
 
 def digest(folder: Path = DASHBOARD) -> str:
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for part in _PARTS:
         whole = folder / part
         files = sorted(whole.rglob("*")) if whole.is_dir() else [whole]
@@ -23,8 +23,8 @@ def digest(folder: Path = DASHBOARD) -> str:
             if file.is_file():
                 content = file.read_bytes()
                 name = str(file.relative_to(folder))
-                found.update(f"{name} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+                hashed.update(f"{name} {len(content)}\n".encode() + content)
+    return hashed.hexdigest()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 # The site has the layout of the repository, so that links work in both.
 rm -rf build/docs build/site
 mkdir -p build/docs
-for entry in *.md LICENSE docs spec examples contract deploy sdks; do
+for entry in *.md LICENSE docs spec examples contract deploy sdks client server plugins; do
     ln -s "../../$entry" "build/docs/$entry"
 done
 # Not --quiet: it would hide warnings from --strict as well.

@@ -12,8 +12,8 @@ python=.venv/bin/python
 version=$("$python" -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
 base=${BASE:-$(sed -n 's/^ARG BASE=//p' deploy/Dockerfile)}
 
-for program in sandkasten-runner sandkasten-launch sandkasten-unpack sandkasten-egress; do
-    if [ ! -x "src/sandkasten/_bin/$program" ]; then
+for program in sandkasten-runner sandkasten-launch sandkasten-unpack sandkasten-egress sandkasten-gate; do
+    if [ ! -x "src/sandkasten_runtime/_bin/$program" ]; then
         echo "$program is not built: an image without it could make no sandbox" >&2
         echo "hint: make setup, or runner/build.sh" >&2
         exit 1
@@ -51,11 +51,14 @@ if [ "$(cat "$context/.wheels" 2>/dev/null)" != "$stamp" ]; then
         -r requirements/postgres.txt -r requirements/image.txt
     echo "$stamp" >"$context/.wheels"
 fi
-rm -f "$wheels"/sandkasten_runtime-*.whl
-"$python" -m hatchling build -t wheel -d "$wheels" &>/dev/null
+# Ours are no part of the stamp: they are built anew each time.
+rm -f "$wheels"/sandkasten_*.whl
+"$python" scripts/distributions.py wheels "$wheels"
 rm -rf "$context/requirements"
 mkdir "$context/requirements"
 cp requirements/{server,docker,agents,jwt,signatures,mcp,otel,postgres}.txt "$context/requirements/"
+"$python" scripts/distributions.py installs server docker agents jwt signatures mcp otel postgres \
+    kubernetes fly dagger >"$context/requirements/ours"
 cp deploy/Dockerfile deploy/healthcheck.py "$context/"
 printf '.lock\n.wheels\n' >"$context/.dockerignore"
 [ "${1:-}" != --context ] || exit 0

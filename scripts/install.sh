@@ -9,7 +9,7 @@
 # Settings (/etc/sandkasten) and data (/var/lib/sandkasten) are neither made nor removed.
 #   PREFIX=/usr/local  DESTDIR=  UNITDIR=$PREFIX/lib/systemd/system  PYTHON=/usr/bin/python3
 #   EXTRAS="server docker agents jwt mcp"  the optional parts to install
-#   WHEEL=  a wheel to install instead of building one    COMPILE=no  make no bytecode
+#   WHEEL=  a directory of our wheels to install instead of building them    COMPILE=no  make no bytecode
 set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=${PREFIX:-/usr/local}
@@ -26,7 +26,7 @@ doc=$prefix/share/doc/sandkasten
 install_all() {
     local python=.venv/bin/python staged=$root$prefix/lib/.sandkasten.new extra locked=()
     local pip=("$python" -m pip --disable-pip-version-check --quiet --no-input)
-    if [ ! -x "$python" ] || [ ! -x src/sandkasten/_bin/sandkasten-runner ]; then
+    if [ ! -x "$python" ] || [ ! -x src/sandkasten_runtime/_bin/sandkasten-runner ]; then
         echo "this checkout is not set up" >&2
         echo "hint: make setup, or make install, which does both" >&2
         exit 1
@@ -42,17 +42,19 @@ install_all() {
     trap "rm -rf '$staged'" EXIT
     "${PYTHON:-/usr/bin/python3}" -m venv --without-pip --prompt sandkasten "$staged"
     if [ -z "${WHEEL:-}" ]; then
-        "$python" -m hatchling build -t wheel -d "$staged/wheel" >/dev/null 2>&1
-        WHEEL=$(echo "$staged"/wheel/sandkasten_runtime-*.whl)
+        "$python" scripts/distributions.py wheels "$staged/wheel"
+        WHEEL=$staged/wheel
     fi
-    for extra in ${EXTRAS:-server docker agents jwt mcp}; do
+    local extras=${EXTRAS:-server docker agents jwt mcp}
+    for extra in $extras; do
         locked+=(-r "requirements/$extra.txt")
     done
     "${pip[@]}" --python "$staged/bin/python" install --no-compile --require-hashes "${locked[@]}"
-    "${pip[@]}" --python "$staged/bin/python" install --no-compile --no-deps --no-index "$WHEEL"
+    "${pip[@]}" --python "$staged/bin/python" install --no-compile --no-deps --no-index \
+        --find-links "$WHEEL" $("$python" scripts/distributions.py installs $extras)
     rm -rf "$staged/wheel"
     # The programs of an environment name their interpreter by its full path.
-    find "$staged/bin" -type f -exec sed -i "1s|^#!$staged/|#!$home/|" {} +
+    find "$staged/bin" -type f -exec grep -qI . {} \; -exec sed -i "1s|^#!$staged/|#!$home/|" {} +
     sed -i "s|$staged|$home|g" "$staged/pyvenv.cfg" "$staged"/bin/activate*
     if [ "${COMPILE:-yes}" = yes ]; then
         # A library may hold files for other versions of Python, which this one cannot compile.

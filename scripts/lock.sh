@@ -1,8 +1,8 @@
 #!/bin/bash
-# Compiles the hashed requirements files from pyproject.toml, for every Python and platform at once.
-# They hold names, versions and hashes, and no address: where packages come from is the business
-# of whoever installs. Usage: scripts/lock.sh [--upgrade], or for some of the frameworks
-# scripts/lock.sh --frameworks NAME…
+# Compiles the hashed requirements files from the pyproject.toml files, for every Python and platform at once,
+# and runner/crates.lock from runner/Cargo.toml. They hold names, versions and hashes, and no address:
+# where packages come from is the business of whoever installs. Usage: scripts/lock.sh [--upgrade], or
+# for some of the frameworks scripts/lock.sh --frameworks NAME…, or for the crates scripts/lock.sh --crates [--upgrade]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +11,13 @@ if [ ! -x "$tools/bin/uv" ]; then
     "${PYTHON:-/usr/bin/python3}" -m venv "$tools"
     "$tools/bin/pip" install --quiet uv
 fi
+
+# The requirements of other projects that extras bring, also through our own distributions.
+needs() {
+    mkdir -p build/needs
+    python3 scripts/distributions.py needs "$@" >"build/needs/$*.in"
+    echo "build/needs/$*.in"
+}
 
 compile() {
     local out=requirements/$1
@@ -24,10 +31,24 @@ compile() {
 # Each framework has an environment of its own, with the engine and what its tests need. Frameworks
 # disagree on versions, so these are no part of the one resolution below.
 framework() {
-    compile "frameworks/$1.txt" "${@:2}" pyproject.toml --extra server --extra "$1" \
+    compile "frameworks/$1.txt" "${@:2}" "$(needs server "$1")" \
         "requirements/frameworks/$1.in"
 }
 
+# cargo prints each version that it changes.
+crates() {
+    local changes=--workspace
+    [ "${1:-}" != --upgrade ] || changes=
+    scripts/cargo.sh update $changes
+    grep -v '^source = ' build/runner-dev/manifest/Cargo.lock >build/crates.lock
+    mv build/crates.lock runner/crates.lock
+    echo "locked runner/crates.lock: $(grep -c '^checksum = ' runner/crates.lock) crates"
+}
+
+if [ "${1:-}" = --crates ]; then
+    crates "${@:2}"
+    exit
+fi
 if [ "${1:-}" = --frameworks ]; then
     for name in "${@:2}"; do framework "$name"; done
     exit
@@ -35,25 +56,27 @@ fi
 
 # One resolution decides every version; the others are cut out of it, so that any two of these
 # files can be installed together.
-compile dev.txt "${@}" pyproject.toml --extra server --extra docker --extra e2b --extra modal \
-    --extra agents --extra jwt --extra signatures --extra otel --extra postgres --extra mcp --extra genkit --extra dev requirements/build.in
-compile server.txt pyproject.toml --extra server --constraint requirements/dev.txt
-compile docker.txt pyproject.toml --extra docker --constraint requirements/dev.txt
-compile kubernetes.txt pyproject.toml --extra kubernetes --constraint requirements/dev.txt
-compile e2b.txt pyproject.toml --extra e2b --constraint requirements/dev.txt
-compile fly.txt pyproject.toml --extra fly --constraint requirements/dev.txt
-compile modal.txt pyproject.toml --extra modal --constraint requirements/dev.txt
-compile agents.txt pyproject.toml --extra agents --constraint requirements/dev.txt
-compile jwt.txt pyproject.toml --extra jwt --constraint requirements/dev.txt
-compile signatures.txt pyproject.toml --extra signatures --constraint requirements/dev.txt
-compile secrets.txt pyproject.toml --extra secrets --constraint requirements/dev.txt
-compile otel.txt pyproject.toml --extra otel --constraint requirements/dev.txt
-compile postgres.txt pyproject.toml --extra postgres --constraint requirements/dev.txt
-compile mcp.txt pyproject.toml --extra mcp --constraint requirements/dev.txt
-compile genkit.txt pyproject.toml --extra genkit --constraint requirements/dev.txt
-compile build.txt requirements/build.in --constraint requirements/dev.txt
+compile dev.txt "${@}" "$(needs server build docker e2b modal agents jwt signatures otel postgres mcp genkit dev)" \
+    requirements/wheels.in
+compile server.txt "$(needs server)" --constraint requirements/dev.txt
+compile build.txt "$(needs build)" --constraint requirements/dev.txt
+compile docker.txt "$(needs docker)" --constraint requirements/dev.txt
+compile kubernetes.txt "$(needs kubernetes)" --constraint requirements/dev.txt
+compile e2b.txt "$(needs e2b)" --constraint requirements/dev.txt
+compile fly.txt "$(needs fly)" --constraint requirements/dev.txt
+compile modal.txt "$(needs modal)" --constraint requirements/dev.txt
+compile agents.txt "$(needs agents)" --constraint requirements/dev.txt
+compile tools.txt "$(needs tools)" --constraint requirements/dev.txt
+compile jwt.txt "$(needs jwt)" --constraint requirements/dev.txt
+compile signatures.txt "$(needs signatures)" --constraint requirements/dev.txt
+compile secrets.txt "$(needs secrets)" --constraint requirements/dev.txt
+compile otel.txt "$(needs otel)" --constraint requirements/dev.txt
+compile postgres.txt "$(needs postgres)" --constraint requirements/dev.txt
+compile mcp.txt "$(needs mcp)" --constraint requirements/dev.txt
+compile genkit.txt "$(needs genkit)" --constraint requirements/dev.txt
+compile wheels.txt requirements/wheels.in --constraint requirements/dev.txt
 compile image.txt requirements/image.in
-compile bench.txt pyproject.toml --extra bench --constraint requirements/dev.txt
+compile bench.txt "$(needs bench)" --constraint requirements/dev.txt
 compile llm-sandbox.txt requirements/llm-sandbox.in --constraint requirements/dev.txt \
     --constraint requirements/bench.txt
 compile docs.txt requirements/docs.in --constraint requirements/dev.txt
@@ -65,8 +88,9 @@ for wanted in requirements/frameworks/*.in; do
     framework "$(basename "$wanted" .in)" "${@}"
 done
 # Also in an environment of its own: its GraphQL library excludes the one that tests of the API need.
-compile dagger.txt pyproject.toml --extra dagger --no-strip-extras
+compile dagger.txt "$(needs dagger)" --no-strip-extras
 compile previews.txt requirements/previews.in
 compile go.txt requirements/go.in
 compile s3-server.txt requirements/s3-server.in
 compile streamlit.txt requirements/streamlit.in --constraint requirements/dev.txt
+crates "$@"

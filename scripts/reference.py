@@ -170,7 +170,7 @@ NOTE = "<!-- made from the code by scripts/reference.py; do not edit -->\n"
 def commands() -> str:
     import typer
 
-    from sandkasten.cli.command_table import build
+    from sandkasten_server.cli.command_table import build
 
     group = typer.main.get_command(build())
     context = group.make_context("sandkasten", [], resilient_parsing=True)
@@ -201,8 +201,8 @@ def benchmarks() -> str:
 def backends() -> str:
     from dataclasses import fields
 
-    from sandkasten.backends.backend_catalog import CAPABILITIES
     from sandkasten.model.backends.backend_features import BackendFeatures
+    from sandkasten_runtime.backends.backend_catalog import CAPABILITIES
 
     def shown(value: object) -> str:
         if isinstance(value, tuple):
@@ -218,10 +218,10 @@ def backends() -> str:
     ]
     levels = (can.isolation for can in CAPABILITIES.values())
     lines.append(f"| isolation | {' | '.join(levels)} |")
-    for one in fields(BackendFeatures):
-        if one.name != "notes":
-            cells = (shown(getattr(can.features, one.name)) for can in CAPABILITIES.values())
-            lines.append(f"| {one.name} | {' | '.join(cells)} |")
+    for feature in fields(BackendFeatures):
+        if feature.name != "notes":
+            cells = (shown(getattr(can.features, feature.name)) for can in CAPABILITIES.values())
+            lines.append(f"| {feature.name} | {' | '.join(cells)} |")
     for name, can in CAPABILITIES.items():
         if can.features.notes:
             lines += [f"\n## {name}\n", *(f"- {note}" for note in can.features.notes)]
@@ -267,16 +267,16 @@ def cloud() -> str:
     from importlib import import_module
 
     lines = [NOTE, "# Providers of machines\n", _CLOUD_HEAD]
-    packages = ROOT / "src" / "sandkasten" / "backends" / "cloud"
+    packages = ROOT / "plugins" / "cloud" / "src" / "sandkasten_cloud"
     for path in sorted(packages.glob("*/*_traits.py")):
         name = path.parent.name
-        traits = import_module(f"sandkasten.backends.cloud.{name}.{path.stem}").TRAITS
+        traits = import_module(f"sandkasten_cloud.{name}.{path.stem}").TRAITS
         lines += [f"## {traits.title} (`backend: {name}`)", ""]
         lines += ["| subject | | why | instead |", "|---|---|---|---|"]
-        for one in traits.differences:
-            lines.append(f"| {one.subject} | {one.kind} | {one.what} | {one.hint} |")
-        for one in traits.unenforced:
-            lines.append(f"| limit: {one.limit} | not enforced | {one.reason} | {one.remedy} |")
+        for trait in traits.differences:
+            lines.append(f"| {trait.subject} | {trait.kind} | {trait.what} | {trait.hint} |")
+        for gap in traits.unenforced:
+            lines.append(f"| limit: {gap.limit} | not enforced | {gap.reason} | {gap.remedy} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -295,36 +295,41 @@ def errors() -> str:
 
 
 def settings() -> str:
-    from sandkasten.daemon.settings.resolver import documented
+    from sandkasten_runtime.assembly.settings.resolver import documented
 
     lines = [NOTE, "# Settings\n"]
     lines.append(_SETTINGS_HEAD)
     lines.append("| setting | means | environment | default |")
     lines.append("|---|---|---|---|")
-    for one in documented():
-        variables = ", ".join(f"`{variable}`" for variable in one.variables)
-        default = ", ".join(one.default) if isinstance(one.default, list) else one.default
+    for setting in documented():
+        variables = ", ".join(f"`{variable}`" for variable in setting.variables)
+        default = (
+            ", ".join(setting.default) if isinstance(setting.default, list) else setting.default
+        )
         shown = "–" if default in (None, "") else default
-        lines.append(f"| `{one.name}` | {one.doc} | {variables} | {shown} |")
+        lines.append(f"| `{setting.name}` | {setting.doc} | {variables} | {shown} |")
     return "\n".join(lines) + "\n"
 
 
 def example() -> str:
     """Every key of the settings file, with its default, commented out."""
-    from sandkasten.daemon.settings.resolver import documented
+    from sandkasten_runtime.assembly.settings.resolver import documented
 
     rooms: dict[str, list[str]] = {}
-    for one in documented():
-        room, _, key = one.name.rpartition(".")
-        value: object = "/var/lib/sandkasten" if one.name == "data_dir" else one.default
-        if one.name in ("images.registries", "images.aliases", "backends.docker.engines"):
+    for setting in documented():
+        room, _, key = setting.name.rpartition(".")
+        value: object = "/var/lib/sandkasten" if setting.name == "data_dir" else setting.default
+        if setting.name in ("images.registries", "images.aliases", "backends.docker.engines"):
             value = {}
         shown = "" if value is None else " " + json.dumps(value)
         indent = "  " * len(room.split(".")) if room else ""
-        rooms.setdefault(room, []).append(f"{indent}# {one.doc}\n#{indent}{key}:{shown}\n")
+        rooms.setdefault(room, []).append(f"{indent}# {setting.doc}\n#{indent}{key}:{shown}\n")
     lines = [_EXAMPLE_HEAD]
     above: list[str] = []
-    for room, keys in rooms.items():
+    # Parts of one room may come from several plugins; YAML has each head once.
+    heads_in_order = list(dict.fromkeys(room.partition(".")[0] for room in rooms))
+    for room in sorted(rooms, key=lambda room: heads_in_order.index(room.partition(".")[0])):
+        keys = rooms[room]
         parts = room.split(".") if room else []
         # What this room shares with the one before it goes on under the same head.
         opened = len(os.path.commonprefix([above, parts]))
@@ -360,13 +365,13 @@ def sdk() -> str:
 
 
 def http() -> str:
-    from sandkasten.api.response.openapi_document import document
-    from sandkasten.api.routes.route_table import ALL
+    from sandkasten_server.api.response.openapi_document import document
+    from sandkasten_server.api.routes.route_table import route_table
 
-    described = document(ALL, _version())
+    described = document(route_table().routes, _version())
     shared = described["components"]["responses"]
     lines = [NOTE, "# HTTP\n", _HTTP_HEAD]
-    for tag in (one["name"] for one in described["tags"]):
+    for tag in (entry["name"] for entry in described["tags"]):
         lines.append(f"## {tag}\n")
         for path, item in described["paths"].items():
             for method, about in item.items():
@@ -383,20 +388,25 @@ def _route(path: str, method: str, about: dict[str, Any], shared: dict[str, Any]
     lines = [f"### {verb} {path}\n", about["summary"] + ".\n"]
     if about.get("description"):
         lines.append(about["description"] + "\n")
-    asked = [one for one in about["parameters"] if one["in"] != "path"]
-    if asked:
-        lines += [f"- {one['in']} `{one['name']}`: {_about(one)}" for one in asked] + [""]
-    for kind, one in about.get("requestBody", {}).get("content", {}).items():
-        lines.append(f"- takes `{kind}`{_linked(one['schema'])}")
+    parameters = [parameter for parameter in about["parameters"] if parameter["in"] != "path"]
+    if parameters:
+        lines += [
+            f"- {parameter['in']} `{parameter['name']}`: {_about(parameter)}"
+            for parameter in parameters
+        ] + [""]
+    for kind, media in about.get("requestBody", {}).get("content", {}).items():
+        lines.append(f"- takes `{kind}`{_linked(media['schema'])}")
     failures = []
-    for status, one in about["responses"].items():
-        if "$ref" in one:
-            told = shared[one["$ref"].rpartition("/")[2]]["description"]
-            if not one["$ref"].endswith(f"/Error{status}"):
-                failures.append(f"{status} {told}")
+    for status, response in about["responses"].items():
+        if "$ref" in response:
+            description = shared[response["$ref"].rpartition("/")[2]]["description"]
+            if not response["$ref"].endswith(f"/Error{status}"):
+                failures.append(f"{status} {description}")
             continue
-        given = ", ".join(f"`{k}`{_linked(v['schema'])}" for k, v in one.get("content", {}).items())
-        lines.append(f"- {status}: {given or one['description']}")
+        types = ", ".join(
+            f"`{k}`{_linked(v['schema'])}" for k, v in response.get("content", {}).items()
+        )
+        lines.append(f"- {status}: {types or response['description']}")
     if failures:
         lines.append("- fails with " + "; ".join(failures))
     scope = about.get("x-scope")
@@ -410,15 +420,15 @@ def _schema(name: str, schema: dict[str, Any]) -> list[str]:
         lines.append(schema["description"] + "\n")
     needed = schema.get("required", ())
     lines += ["| field | type | |", "|---|---|---|"]
-    for field, one in schema.get("properties", {}).items():
+    for field, value in schema.get("properties", {}).items():
         mark = " (required)" if field in needed else ""
-        lines.append(f"| `{field}` | {_kind(one)} | {one.get('description', '')}{mark} |")
+        lines.append(f"| `{field}` | {_kind(value)} | {value.get('description', '')}{mark} |")
     return [*lines, ""]
 
 
-def _about(one: dict[str, Any]) -> str:
-    text = one.get("description", "")
-    return f"{_kind(one['schema'])}{'. ' + text if text else ''}"
+def _about(parameter: dict[str, Any]) -> str:
+    text = parameter.get("description", "")
+    return f"{_kind(parameter['schema'])}{'. ' + text if text else ''}"
 
 
 def _linked(schema: dict[str, Any]) -> str:
@@ -431,7 +441,7 @@ def _kind(schema: dict[str, Any]) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_kind(one) for one in schema["anyOf"]))
+        return " or ".join(dict.fromkeys(_kind(choice) for choice in schema["anyOf"]))
     kind = schema.get("type", "any")
     if kind == "array":
         return "array of " + _kind(schema.get("items", {}))
@@ -443,34 +453,36 @@ def _kind(schema: dict[str, Any]) -> str:
 def _version() -> str:
     import tomllib
 
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return str(found["project"]["version"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return str(project["project"]["version"])
 
 
 def openapi() -> str:
-    from sandkasten.api.response.openapi_document import document
-    from sandkasten.api.routes.route_table import ALL
+    from sandkasten_server.api.response.openapi_document import document
+    from sandkasten_server.api.routes.route_table import route_table
 
-    return json.dumps(document(ALL, _version()), indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(document(route_table().routes, _version()), indent=1, ensure_ascii=False) + "\n"
+    )
 
 
 def _typescript(module: str) -> str:
     sys.path.insert(0, str(ROOT))
     from scripts import typescript
 
-    made: str = getattr(typescript, module)()
-    return made
+    page: str = getattr(typescript, module)()
+    return page
 
 
 def tool(name: str) -> str:
     """The schema of a tool's arguments."""
-    from sandkasten.agents.tools.tool_schemas import TOOLS
+    from sandkasten_tools.calls.tool_schemas import TOOLS
 
     return json.dumps(TOOLS[name].parameters, indent=1, ensure_ascii=False) + "\n"
 
 
 def _tools() -> dict[Path, Callable[[], str]]:
-    from sandkasten.agents.tools.tool_schemas import TOOLS
+    from sandkasten_tools.calls.tool_schemas import TOOLS
 
     place = ROOT / "spec" / "tools"
     place.mkdir(exist_ok=True)
@@ -478,8 +490,8 @@ def _tools() -> dict[Path, Callable[[], str]]:
 
 
 def _class(title: str, kind: type) -> list[str]:
-    made = _signature(kind.__init__)  # type: ignore[misc]
-    lines = [f"## {title}\n\n```python\n{title}{made}\n```\n"]
+    signature = _signature(kind.__init__)  # type: ignore[misc]
+    lines = [f"## {title}\n\n```python\n{title}{signature}\n```\n"]
     for name, member in inspect.getmembers(kind):
         if name.startswith("_"):
             continue
@@ -495,9 +507,9 @@ def _entry(level: str, name: str, of: object) -> str:
 
 
 def _signature(of: object) -> str:
-    found = inspect.signature(of)  # type: ignore[arg-type]
-    kept = [p for n, p in found.parameters.items() if n not in ("self", "cls")]
-    text = str(found.replace(parameters=kept)).replace("'", "")
+    signature = inspect.signature(of)  # type: ignore[arg-type]
+    parameters = [p for n, p in signature.parameters.items() if n not in ("self", "cls")]
+    text = str(signature.replace(parameters=parameters)).replace("'", "")
     if len(text) < 90:
         return text
     head, _, tail = text.rpartition(")")
@@ -539,6 +551,7 @@ def main() -> int:
         PAGES / "typescript.md": lambda: f"{NOTE}\n{_typescript('reference_page')}",
         TYPESCRIPT / "schema.ts": partial(_typescript, "type_module"),
         TYPESCRIPT / "error_classes.ts": partial(_typescript, "error_module"),
+        TYPESCRIPT / "model_tables.ts": partial(_typescript, "table_module"),
     }
     stale = []
     PAGES.mkdir(parents=True, exist_ok=True)

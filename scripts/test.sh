@@ -1,11 +1,12 @@
 #!/bin/bash
 # Run lint, the runner's tests and the Python tests; print the seconds of each phase at the end, and
 # how much of them the processors worked or were kept by other guests of a virtual machine's host.
-#   test.sh check    what needs no container engine, in a few minutes
-#   test.sh all      everything, every backend included (SANDKASTEN_LONG=1: every size in full)
+#   test.sh check    lint, types, and quick tests that need no container engine, in a few minutes
+#   test.sh all      everything, every backend included (TEST_SANDKASTEN_LONG=1: every size in full)
+#   test.sh plugin NAME  the tests of plugins/NAME
 #   test.sh cluster  tests/cluster and both suites on a real Kubernetes of two nodes
 #   test.sh cluster-short  both suites, and the tests of two replicas
-#   test.sh dagger   tests/dagger on real Dagger engines
+#   test.sh dagger   plugins/dagger/tests on real Dagger engines
 # Every phase runs, and any failure fails the whole. Nothing is run a second time.
 # What failed is named once more at the end, where a reader of a long log looks first.
 set -uo pipefail
@@ -112,13 +113,14 @@ rust() {
     local code=0
     [ ${#place[@]} = 0 ] || export TMPDIR=$memory/rust
     # Sizes that grow with the square, or find more the longer they run, are small in `make test`.
-    if [ "${SANDKASTEN_LONG:-}" = 1 ]; then
+    if [ "${TEST_SANDKASTEN_LONG:-}" = 1 ]; then
         scripts/lint.sh rust || code=1
         export SANDKASTEN_DEPTH=5000 SANDKASTEN_WIDE=20000 SANDKASTEN_FUZZ=100000 \
             SANDKASTEN_FUZZ_FRAMES=100000
         # A runner that also ends at an overflow; otherwise the one of `make setup` is tested.
         scripts/cargo.sh build --quiet --bin sandkasten-runner || code=1
-        export SANDKASTEN_RUNNER=$PWD/build/runner-dev/debug/sandkasten-runner
+        SANDKASTEN_RUNNER=$(echo "$PWD"/build/runner-dev/*/debug/sandkasten-runner)
+        export SANDKASTEN_RUNNER
     else
         # clippy compiles all crates once more; `make lint` runs it.
         scripts/lint.sh format || code=1
@@ -146,7 +148,7 @@ collect() {
 # Images and environments take longer than one test may.
 prepare() {
     local collected code=0
-    collect tests &
+    collect tests plugins &
     collected=$!
     .venv/bin/python -m tests.prepare || code=1
     wait $collected || code=1
@@ -158,11 +160,12 @@ python() {
     .venv/bin/python -m pytest --durations=15 --durations-min=1 "${place[@]}" "$@" </dev/null
 }
 
-# What `make check` runs: no container engine, no full suite of the contract or of attacks.
-# Tests marked `slow` are left out.
-quick=(model wire settings store repo models engine conformance agents api client cli
+# What `make check` runs: no container engine, no full suite of the contract or of attacks, and of
+# the plugins only what they bring and their settings. Tests marked `slow` are left out.
+quick=(model wire settings store repo models engine conformance api client cli
     matrix/test_page.py)
 quick=("${quick[@]/#/tests/}" --platform=unisolated)
+quick+=(plugins/*/tests/test_plugin.py plugins/*/tests/test_*_settings.py)
 
 case ${1:-all} in
     check)
@@ -175,7 +178,7 @@ case ${1:-all} in
         rm -rf build/platforms
         mkdir -p build/platforms
         limit=()
-        [ "${SANDKASTEN_LONG:-}" = 1 ] && limit=(-o timeout=3600)
+        [ "${TEST_SANDKASTEN_LONG:-}" = 1 ] && limit=(-o timeout=3600)
         make_scratch
         begin prepare prepare
         # The runner's tests compile while packages are fetched and images unpacked.
@@ -184,28 +187,37 @@ case ${1:-all} in
         begin lint pages_and_types
         finish prepare
         phase tests python -n "${WORKERS:-4}" --hostwatch --platform=all \
-            --outcome=build/platforms/main.json "${limit[@]}" tests
+            --outcome=build/platforms/main.json "${limit[@]}" tests plugins
         finish rust
         finish lint
         drop_scratch
         phase platforms .venv/bin/python -m tests.matrix.page
         ;;
+    plugin)
+        folder=plugins/${2:?the name of a plugin}/tests
+        if [ ! -d "$folder" ]; then
+            echo "there is no $folder; plugins: $(ls plugins | xargs)" >&2
+            exit 2
+        fi
+        phase prepare prepare
+        phase tests python -n "${WORKERS:-4}" --hostwatch --platform=all "$folder"
+        ;;
     cluster | cluster-short)
         rm -f build/cluster-platforms.json
         chosen=tests/cluster
         [ "$1" = cluster ] || chosen=tests/cluster/test_replicas.py
-        phase cluster env SANDKASTEN_LONG=1 SANDKASTEN_TEST_CLUSTER=1 .venv/bin/python -m pytest --durations=15 \
+        phase cluster env TEST_SANDKASTEN_LONG=1 TEST_SANDKASTEN_CLUSTER=1 .venv/bin/python -m pytest --durations=15 \
             --durations-min=1 --hostwatch $chosen
         phase suites python -n "${WORKERS:-4}" --hostwatch --platform=cluster \
             --outcome=build/cluster-platforms.json tests/conformance tests/security
         phase platforms .venv/bin/python -m tests.matrix.page --cluster
         ;;
     dagger)
-        phase dagger env SANDKASTEN_LONG=1 SANDKASTEN_TEST_DAGGER=1 .venv/bin/python -m pytest --durations=15 \
-            --durations-min=1 --hostwatch tests/dagger
+        phase dagger env TEST_SANDKASTEN_LONG=1 TEST_SANDKASTEN_DAGGER=1 .venv/bin/python -m pytest --durations=15 \
+            --durations-min=1 --hostwatch plugins/dagger/tests
         ;;
     *)
-        echo "usage: $0 [check|all|cluster|cluster-short|dagger]" >&2
+        echo "usage: $0 [check|all|plugin NAME|cluster|cluster-short|dagger]" >&2
         exit 2
         ;;
 esac

@@ -1,4 +1,4 @@
-"""Generates the types and the error classes of the TypeScript client from `spec`.
+"""Generates modules of the TypeScript client: types and error classes from `spec`, and tables.
 
 Names become camelCase, as everywhere in that client. The module of types also has a table of the
 fields that hold other objects: the client renames keys by it, so that keys which are data (labels,
@@ -11,6 +11,9 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+
+from sandkasten.model.images.known_images import KNOWN_IMAGES
+from sandkasten.model.language_runtimes import RUNTIME_NAMES, runtime_named
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = ROOT / "spec"
@@ -54,8 +57,8 @@ def error_module() -> str:
     """Return the TypeScript module with a class for each row of the table of errors."""
     rows = json.loads((SPEC / "errors.json").read_text())["errors"]
     lines = [_HEAD.format("spec/errors.json"), 'import { SandkastenError } from "../errors.js";\n']
-    made = [row for row in rows if row["class"] != "SandkastenError"]
-    for row in made:
+    classes = [row for row in rows if row["class"] != "SandkastenError"]
+    for row in classes:
         lines += [
             f"/** {_sentence(row['meaning'])} */",
             f"export class {row['class']} extends {row['parent'].split(',')[0]} {{",
@@ -69,8 +72,28 @@ def error_module() -> str:
         "  string,",
         "  typeof SandkastenError",
         ">([",
-        *(f'  ["{row["code"]}", {row["class"]}],' for row in made),
+        *(f'  ["{row["code"]}", {row["class"]}],' for row in classes),
         "]);",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table_module() -> str:
+    """Return the TypeScript module with runtimes and the names of known images."""
+    lines = [
+        _HEAD.format("sandkasten.model"),
+        "/** Images that are built by their name. */",
+        "export const KNOWN_IMAGES: readonly string[] = [",
+        *(f'  "{name}",' for name in KNOWN_IMAGES),
+        "];\n",
+        "/** The program of a runtime and the suffix of its code, by each of its names. */",
+        "export const RUNTIMES: Readonly<Record<string, readonly [string, string]>> = {",
+        *(
+            f'  {name}: ["{runtime.program}", "{runtime.suffix}"],'
+            for name in RUNTIME_NAMES
+            if (runtime := runtime_named(name)) is not None
+        ),
+        "};",
     ]
     return "\n".join(lines) + "\n"
 
@@ -86,11 +109,11 @@ def type_module() -> str:
     for name in sorted(schemas):
         types.add(_name(name, schemas), schemas[name], is_request=_is_request(name))
     table = [
-        f"  {name}: {{ {', '.join(f'{k}: {v!r}' for k, v in sorted(held.items()))} }},".replace(
+        f"  {name}: {{ {', '.join(f'{k}: {v!r}' for k, v in sorted(fields.items()))} }},".replace(
             "'", '"'
         )
-        for name, held in sorted(types.held.items())
-        if held
+        for name, fields in sorted(types.held.items())
+        if fields
     ]
     return "\n".join(
         [
@@ -116,16 +139,16 @@ class _Types:
 
     def add(self, name: str, schema: dict[str, Any], *, is_request: bool) -> None:
         required = set(schema.get("required", ()))
-        held = self.held[name] = {}
+        fields = self.held[name] = {}
         body: list[str] = []
-        for field, one in schema.get("properties", {}).items():
+        for field, about in schema.get("properties", {}).items():
             inner = name + _camel(f"_{field}")
-            kind = self._kind(one, inner, is_request=is_request)
-            found = self._object(one, inner)
-            if found is not None:
-                held[field] = found
-            if one.get("description"):
-                body.append(f"  /** {_comment(one['description'])} */")
+            kind = self._kind(about, inner, is_request=is_request)
+            object_type = self._object(about, inner)
+            if object_type is not None:
+                fields[field] = object_type
+            if about.get("description"):
+                body.append(f"  /** {_comment(about['description'])} */")
             # A caller may pass undefined for what it leaves out.
             optional = "" if field in required else "?"
             also = " | undefined" if optional and is_request else ""
@@ -134,42 +157,42 @@ class _Types:
             self.lines.append(f"/** {_comment(schema['description'])} */")
         self.lines += [f"export interface {name} {{", *body, "}\n"]
 
-    def _object(self, one: dict[str, Any], inner: str) -> str | None:
+    def _object(self, about: dict[str, Any], inner: str) -> str | None:
         """Return the type of the object that a field holds, alone or in a list."""
-        if "$ref" in one:
-            return _name(one["$ref"].rpartition("/")[2], self.schemas)
-        if "properties" in one and one.get("type") in ("object", ["object", "null"]):
+        if "$ref" in about:
+            return _name(about["$ref"].rpartition("/")[2], self.schemas)
+        if "properties" in about and about.get("type") in ("object", ["object", "null"]):
             return inner
-        parts = [*one.get("anyOf", ()), *([one["items"]] if "items" in one else ())]
-        found = {self._object(part, inner) for part in parts} - {None}
-        assert len(found) <= 1, f"{inner} can hold several kinds of objects"
-        return found.pop() if found else None
+        parts = [*about.get("anyOf", ()), *([about["items"]] if "items" in about else ())]
+        types = {self._object(part, inner) for part in parts} - {None}
+        assert len(types) <= 1, f"{inner} can hold several kinds of objects"
+        return types.pop() if types else None
 
-    def _kind(self, one: dict[str, Any], inner: str, *, is_request: bool) -> str:
-        if "$ref" in one:
-            return _name(one["$ref"].rpartition("/")[2], self.schemas)
-        if "anyOf" in one and not {"type", "enum"} & set(one):
-            kinds = [self._kind(part, inner, is_request=is_request) for part in one["anyOf"]]
+    def _kind(self, about: dict[str, Any], inner: str, *, is_request: bool) -> str:
+        if "$ref" in about:
+            return _name(about["$ref"].rpartition("/")[2], self.schemas)
+        if "anyOf" in about and not {"type", "enum"} & set(about):
+            kinds = [self._kind(part, inner, is_request=is_request) for part in about["anyOf"]]
             return " | ".join(dict.fromkeys(kinds))
-        if "const" in one:
-            return json.dumps(one["const"])
-        if "enum" in one:
-            return " | ".join(json.dumps(value) for value in one["enum"])
-        kind = one.get("type")
+        if "const" in about:
+            return json.dumps(about["const"])
+        if "enum" in about:
+            return " | ".join(json.dumps(value) for value in about["enum"])
+        kind = about.get("type")
         if isinstance(kind, list):
             kinds = [
-                self._kind({**one, "type": part}, inner, is_request=is_request) for part in kind
+                self._kind({**about, "type": part}, inner, is_request=is_request) for part in kind
             ]
             return " | ".join(dict.fromkeys(kinds))
         if kind == "array":
-            item = self._kind(one.get("items", {}), inner, is_request=is_request)
+            item = self._kind(about.get("items", {}), inner, is_request=is_request)
             many = f"({item})[]" if "|" in item else f"{item}[]"
             return f"readonly {many}" if is_request else many
         if kind == "object":
-            if "properties" in one:
-                self.add(inner, one, is_request=is_request)
+            if "properties" in about:
+                self.add(inner, about, is_request=is_request)
                 return inner
-            value = one.get("additionalProperties", True)
+            value = about.get("additionalProperties", True)
             shown = (
                 "unknown"
                 if isinstance(value, bool)
@@ -191,12 +214,12 @@ def _name(name: str, schemas: dict[str, Any]) -> str:
 
 
 def _camel(name: str) -> str:
-    return re.sub(r"_([a-z0-9])", lambda found: found[1].upper(), name)
+    return re.sub(r"_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
 def _comment(text: str) -> str:
     """Return the first line of a comment; names of fields in it become camelCase."""
-    named = re.sub(r"`([a-z0-9_]+)`", lambda found: f"`{_camel(found[1])}`", text)
+    named = re.sub(r"`([a-z0-9_]+)`", lambda match: f"`{_camel(match[1])}`", text)
     return " ".join(named.split()).replace("*/", "*\\/")
 
 
@@ -260,12 +283,12 @@ def reference_page() -> str:
     lines.append("## sandkasten/node\n\nFor Node, Deno and Bun; it exports everything else too.\n")
     for path in (_SOURCES / "node" / "transfer.ts", _SOURCES / "node" / "forward.ts"):
         source = path.read_text()
-        for found in re.finditer(
+        for match in re.finditer(
             rf"^{_DOC}export (?:async )?(?P<text>function .*?) \{{\n",
             source,
             re.MULTILINE | re.DOTALL,
         ):
-            lines += [_block(found["text"]), _prose(found["doc"]), ""]
+            lines += [_block(match["text"]), _prose(match["doc"]), ""]
     lines += _class_lines(_SOURCES / "node" / "forward.ts", "PortForward", level="###")
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
@@ -274,24 +297,24 @@ def _exported(kind: str) -> set[str]:
     """Return names that the entry point exports: of values, or of types."""
     source = (_SOURCES / "index.ts").read_text()
     lists = re.findall(rf"^export {kind}\{{(.*?)\}}", source, re.MULTILINE | re.DOTALL)
-    return {name.strip() for one in lists for name in one.split(",") if name.strip()}
+    return {name.strip() for listed in lists for name in listed.split(",") if name.strip()}
 
 
 def _class_lines(path: Path, name: str, level: str = "##") -> list[str]:
     source = path.read_text()
     pattern = _DECLARATION.format(_DOC, "class", name)
-    found = re.search(pattern, source, re.MULTILINE | re.DOTALL)
-    assert found is not None, name
-    base = re.search(r"extends (\w+)", found["head"])
-    body = source[found.end() : source.index("\n}\n", found.end())]
-    lines = [f"{level} {name}\n", _prose(found["doc"])]
+    match = re.search(pattern, source, re.MULTILINE | re.DOTALL)
+    assert match is not None, name
+    base = re.search(r"extends (\w+)", match["head"])
+    body = source[match.end() : source.index("\n}\n", match.end())]
+    lines = [f"{level} {name}\n", _prose(match["doc"])]
     if base is not None and base[1] not in ("Error", "Uint8Array"):
         lines.append(f"\nExtends [{base[1]}](#{base[1].lower()}).")
-    for one in _MEMBER.finditer(body + "\n"):
-        text = re.sub(r"^get (\w+)\(\)", r"readonly \1", one["text"])
-        if "[Symbol." in text or "private" in text or "Made by" in (one["doc"] or ""):
+    for member in _MEMBER.finditer(body + "\n"):
+        text = re.sub(r"^get (\w+)\(\)", r"readonly \1", member["text"])
+        if "[Symbol." in text or "private" in text or "Made by" in (member["doc"] or ""):
             continue
-        lines += ["", _block(_dedented(text.removeprefix("async "))), _prose(one["doc"])]
+        lines += ["", _block(_dedented(text.removeprefix("async "))), _prose(member["doc"])]
     return [*lines, ""]
 
 

@@ -150,7 +150,8 @@ _DAEMON = Recipe(
     "daemon",
     (
         "deploy/Dockerfile", "deploy/healthcheck.py", "scripts/image.sh", "scripts/wheel_hook.py",
-        "pyproject.toml", "src", "requirements/server.txt",
+        "scripts/distributions.py", "pyproject.toml", "src", "client", "server", "plugins",
+        "requirements/server.txt",
         "requirements/docker.txt", "requirements/agents.txt", "requirements/mcp.txt",
         "requirements/jwt.txt", "requirements/signatures.txt", "requirements/otel.txt",
         "requirements/postgres.txt", "requirements/image.txt",

@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten.errors import SandboxLost, SandkastenError
 from sandkasten.model.ids import SandboxId, new_sandbox_id
-from sandkasten.wire.call import OutputChunk
-from sandkasten.wire.channel import Channel
-from sandkasten.wire.messages import decode_exec, decode_processes, decode_shells, decode_stats
+from sandkasten_runtime.wire.call import OutputChunk
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.messages import (
+    decode_exec,
+    decode_processes,
+    decode_shells,
+    decode_stats,
+)
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

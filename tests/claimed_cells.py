@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.local.backend import LocalBackend
-from sandkasten.engine.pool.spare_claims import apply_request
 from sandkasten.model.pool.pool_kinds import pooled_spec, unusual
 from sandkasten.model.sandbox.policy import Lease
-from sandkasten.wire.channel import Channel
+from sandkasten_runtime.backends.local.backend import LocalBackend
+from sandkasten_runtime.engine.pool.spare_claims import apply_request
+from sandkasten_runtime.wire.channel import Channel
 
 if TYPE_CHECKING:
-    from sandkasten.backends.local.cell import LocalCell
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten_runtime.backends.launched_sandboxes import LaunchedCell
 
 # Longer than any test; a test that needs another one sets it.
 _LEASE = Lease(3600.0, 3600.0)
 
 
 class ClaimedLocalBackend(LocalBackend):
-    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> LaunchedCell:
         if unusual(spec, named_workspace=spec.workspace is not None):
             return await super().create(sandbox_id, spec)
         kind = pooled_spec(spec, resizable=self.capabilities.resizes)

@@ -12,10 +12,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from scripts.distributions import build_wheels, directories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,13 +49,30 @@ def framework(extra: str) -> Path:
     Sandkasten is installed as an editable wheel: its entry points are there, and its modules are
     those of this checkout.
     """
-    home, project = ROOT / "build" / "frameworks" / extra, ROOT / "pyproject.toml"
+    home, wheels = ROOT / "build" / "frameworks" / extra, _editable_wheels()
     with _locked(home):
         python = _with_requirements(home, ROOT / "requirements" / "frameworks" / f"{extra}.txt")
-        if not _stamped(home / ".project", project):
-            _install_sandkasten(python)
-            _stamp(home / ".project", project)
+        if not _stamped(home / ".project", wheels / ".projects"):
+            # The same version with other entry points must replace it.
+            names = map(str, wheels.glob("*.whl"))
+            _install(python, "--no-deps", "--no-index", "--force-reinstall", *names)
+            _stamp(home / ".project", wheels / ".projects")
     return python
+
+
+def _editable_wheels() -> Path:
+    """Return a directory with the editable wheel of each of our distributions, and the text of
+    their projects as `.projects`.
+    """
+    wheels = ROOT / "build" / "editable"
+    projects = "".join((path / "pyproject.toml").read_text() for path in directories())
+    with _locked(wheels):
+        stamp = wheels / ".projects"
+        if not stamp.is_file() or stamp.read_text() != projects:
+            shutil.rmtree(wheels, ignore_errors=True)
+            build_wheels(wheels, "editable")
+            stamp.write_text(projects)
+    return wheels
 
 
 @contextmanager
@@ -91,16 +109,6 @@ def _install(python: Path, *what: str) -> None:
     # Most modules are never imported; those that are get compiled then.
     pip = (str(python), "-m", "pip", "install", "--quiet", "--no-input", "--no-compile")
     subprocess.run([*pip, "--disable-pip-version-check", *what], check=True)
-
-
-def _install_sandkasten(python: Path) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        # Built by this environment: that of the framework has no build backend.
-        words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel:editable", "-d", place]
-        subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-        (wheel,) = Path(place).glob("*.whl")
-        # The same version with other entry points must replace it.
-        _install(python, "--no-deps", "--no-index", "--force-reinstall", str(wheel))
 
 
 def dagger() -> Path:

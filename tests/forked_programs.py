@@ -1,11 +1,11 @@
 """Start our programs in tests without importing them each time.
 
 An interpreter that starts and imports is most of what a command costs. `install` has one process
-per test process do that once. `python -m sandkasten.cli` and `python -m tests.unisolated` are then
-forks of it, and so are scripts that use our package (`python -c`, also with `-W error`). Whatever
-else a start gives a program is the same: the process is a child of the test (CLONE_PARENT), has its
-own arguments, environment, directory, umask, session and files 0 to 2, handles signals as a new
-interpreter does, and ends as one. The first process has one thread.
+per test process do that once. `python -m sandkasten_server.cli` and `python -m tests.unisolated`
+are then forks of it, and so are scripts that use our package (`python -c`, also with `-W error`).
+Whatever else a start gives a program is the same: the process is a child of the test
+(CLONE_PARENT), has its own arguments, environment, directory, umask, session and files 0 to 2,
+handles signals as a new interpreter does, and ends as one. The first process has one thread.
 
 A start that differs in anything else is a real one: other options of the interpreter, another
 locale, a function to call in the child, a script that asks what is imported. So is every start in a
@@ -41,15 +41,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from scripts.distributions import directories
+
 # Elsewhere every start is a real one: the arguments of clone differ.
 SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64"
-MODULES = ("sandkasten.cli", "tests.unisolated", "tests.cli.start_probe")
+MODULES = ("sandkasten_server.cli", "tests.unisolated", "tests.cli.start_probe")
 _REPOSITORY = Path(__file__).resolve().parents[1]
 # Programs of their own, which replace modules of others when they are imported.
 # The last two run by other interpreters: one that has ipykernel, and one that has Dagger's library.
 _NOT_IMPORTED = ("__main__", "evaluator", "bash_kernel", "session_program")
 # Its modules need frameworks that are not installed here.
-_ADAPTERS = "sandkasten.integrations."
+_ADAPTERS = ("sandkasten_integrations", "sandkasten.integrations")
 _LARGEST = 1 << 18
 # Above the numbers of the files that a process is given.
 _HIGH = 600
@@ -159,7 +161,7 @@ def only_real(value: bool) -> None:
 
 def _of_the_interpreter(environ: Any) -> dict[str, str]:
     fixed = {}
-    known = {*sys.path, str(_REPOSITORY), str(_REPOSITORY / "src")}
+    known = {*sys.path, str(_REPOSITORY)}
     for name, value in environ.items():
         if name == "PYTHONPATH" and set(value.split(os.pathsep)) <= known:
             continue
@@ -347,13 +349,10 @@ def _text(number: int, mode: str, before: Any) -> Any:
 def _import_all() -> None:
     """Import whatever a command or a daemon may import."""
     gc.disable()
-    import sandkasten
-
-    for found in pkgutil.walk_packages(sandkasten.__path__, "sandkasten."):
-        if found.name.startswith(_ADAPTERS):
-            continue
-        if found.name.rpartition(".")[2] not in _NOT_IMPORTED:
-            importlib.import_module(found.name)
+    for directory in directories():
+        for package in (directory / "src").glob("sandkasten*"):
+            if package.name not in _ADAPTERS:
+                _import_package(package)
     importlib.import_module("tests.unisolated.composition")
     gc.enable()
     gc.collect()
@@ -361,6 +360,15 @@ def _import_all() -> None:
     gc.freeze()
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("an import started a thread: a fork would lose it")
+
+
+def _import_package(package: Path) -> None:
+    importlib.import_module(package.name)
+    for found in pkgutil.walk_packages([str(package)], f"{package.name}."):
+        # The path of the adapters is that of their distribution, if it is installed.
+        if found.name.startswith(_ADAPTERS) or found.name.rpartition(".")[2] in _NOT_IMPORTED:
+            continue
+        importlib.import_module(found.name)
 
 
 def _run(what: str, name: str) -> int:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from sandkasten.images.layers.image_store import LayerStore
+    from sandkasten_runtime.images.layers.image_store import LayerStore
 
 # The last name changes with what is in them, so that no checkout goes on with old ones.
 CACHE = Path(__file__).resolve().parents[1] / "build" / "test-images" / "2"
@@ -393,8 +393,8 @@ def _write(path: Path, members: Mapping[str, bytes]) -> None:
 
 def store_with(root: Path, *archives: Path | tuple[str, Path]) -> LayerStore:
     """A store below `root` with these imported; a root file system is called by its stem."""
-    from sandkasten.images.archives.archive_import import Import, import_file
-    from sandkasten.images.layers.image_store import LayerStore
+    from sandkasten_runtime.images.archives.archive_import import Import, import_file
+    from sandkasten_runtime.images.layers.image_store import LayerStore
 
     store = LayerStore(root)
     for one in archives:

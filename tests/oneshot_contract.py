@@ -15,8 +15,8 @@ from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from sandkasten.engine.engine import Engine
     from sandkasten.model.sandbox.oneshot_values import RunResult
+    from sandkasten_runtime.engine.engine import Engine
 
 
 class Runs:

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scripts.distributions import sources
 from tests.hostwatch import loopwatch
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ class OrdinaryUser:
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
                 "HOME": str(self.home),
                 "LANG": "C.UTF-8",
-                "PYTHONPATH": f"{STAGE}/src:{STAGE}/contract/src:{STAGE}",
+                # The editable installation names directories that only root may be able to enter.
+                "PYTHONPATH": ":".join(
+                    str(STAGE / path) for path in [*sources(), "contract/src", ""]
+                ),
                 "PYTHONDONTWRITEBYTECODE": "1",
                 **(env or {}),
             },

@@ -25,9 +25,9 @@ from tests.engines import inside, lent, stock
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
 
-    from sandkasten.backends.docker.docker_options import WorkspaceMode
     from sandkasten.model.sandbox.cell_spec import Profile
     from sandkasten.ports import Backend
+    from sandkasten_docker.docker_options import WorkspaceMode
     from tests.engines.reached import Reached
 
 
@@ -39,7 +39,7 @@ differ, so that one of them makes all of its sandboxes anew (busybox, of which l
 day the others use theirs again. So do runc, for which the contract takes half as long then, and
 gVisor (a third less); `local` makes a new one for every test.
 """
-LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+LONG = os.environ.get("TEST_SANDKASTEN_LONG") == "1"
 _OTHERS: Cells = "ahead" if LONG else "reused"
 _ENGINES: Cells = "fresh" if LONG else "reused"
 
@@ -234,7 +234,7 @@ _TARS: dict[str, Callable[[], Path]] = {
     "busybox": imagekit.busybox_tar,
 }
 # An ordinary user cannot build them, and gets the archives from whoever starts it.
-ARCHIVES = "SANDKASTEN_TEST_ARCHIVES"
+ARCHIVES = "TEST_SANDKASTEN_ARCHIVES"
 
 
 def open_backend(ground: Ground, data_dir: Path) -> Backend:
@@ -243,7 +243,7 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
 
         return UnisolatedBackend()
     if ground.backend == "local":
-        from sandkasten.backends.local.backend import LocalBackend
+        from sandkasten_runtime.backends.local.backend import LocalBackend
         from tests.claimed_cells import ClaimedLocalBackend
 
         return (ClaimedLocalBackend if ground.claimed else LocalBackend)(data_dir=data_dir)
@@ -265,7 +265,7 @@ def open_backend(ground: Ground, data_dir: Path) -> Backend:
         from tests.cloud.modal.modal_service import open_on_modal, service
 
         return open_on_modal(service(), data_dir)
-    from sandkasten.backends.oci.backend import OciBackend
+    from sandkasten_runtime.backends.oci.backend import OciBackend
 
     return OciBackend(data_dir=data_dir, runtime="runc" if ground.backend == "oci" else "runsc")
 
@@ -292,10 +292,10 @@ def place_for(ground: Ground, scratch: Path) -> Path:
 
 
 def _open_docker(ground: Ground, data_dir: Path) -> Backend:
-    from sandkasten.backends.docker.backend import DockerBackend
-    from sandkasten.backends.docker.docker_options import DockerOptions
-    from sandkasten.images.layers.image_store import LayerStore
-    from sandkasten.images.store_packer import StorePacker
+    from sandkasten_docker.backend import DockerBackend
+    from sandkasten_docker.docker_options import DockerOptions
+    from sandkasten_runtime.images.layers.image_store import LayerStore
+    from sandkasten_runtime.images.store_packer import StorePacker
 
     engine, name = engine_of(ground), "docker"
     match ground.where:

@@ -17,24 +17,26 @@ if TYPE_CHECKING:
 
 # Each folder has an engine of its own with images in it, an installed environment, or a server.
 TOGETHER = (
-    "tests/container",
-    "tests/dagger",
+    "plugins/dagger/tests",
+    "plugins/docker/tests/daemon_container",
     "tests/deploy",
     "tests/packaging",
-    "tests/store/bucket",
+    "plugins/cluster_store/tests/bucket",
 )
 SUITES = ("tests/conformance", "tests/security")
 # One run of a suite in another process each.
 APART = ("tests/matrix/test_elsewhere.py",)
 # In this order, by what they took in a run; all others follow.
 FIRST = (
-    *APART, "tests/network/test_sandbox_network", "tests/container", "tests/images/test_signed",
-    "tests/agents/tools/test_mcp", "tests/packaging", "tests/conformance on docker/volume",
-    "tests/daemon", "tests/api/test_event_loop", "tests/repo/test_snippets",
+    *APART, "tests/network/test_sandbox_network", "plugins/docker/tests/daemon_container",
+    "plugins/build/tests/signatures",
+    "plugins/tools/tests/test_mcp", "tests/packaging", "tests/conformance on docker/volume",
+    "tests/daemon", "plugins/agents/tests/test_agents_of_a_daemon",
+    "tests/api/test_event_loop", "tests/repo/test_snippets",
     "tests/cli/test_local_commands", "tests/api/test_fuzz", "tests/examples", "tests/deploy",
     "tests/local/test_pausing", "tests/api/test_quotas", "tests/security on docker/volume",
-    "tests/images/test_store_failures", "tests/engines", "tests/docker", "tests/hostwatch",
-    "tests/store/test_database_failures", "tests/agents/test_service", "tests/acceptance",
+    "tests/images/test_store_failures", "tests/engines", "plugins/docker/tests", "tests/hostwatch",
+    "tests/store/test_database_failures", "plugins/agents/tests/test_service", "tests/acceptance",
 )  # fmt: skip
 
 

@@ -133,6 +133,6 @@ CONTESTANTS: Final = (
         distribution="inspect-ai",
     ),
 )
-NAMES: Final = tuple(one.name for one in CONTESTANTS)
-OURS: Final = frozenset(one.name for one in CONTESTANTS if one.ours)
-OPEN: Final = frozenset(one.name for one in CONTESTANTS if not one.isolated)
+NAMES: Final = tuple(contestant.name for contestant in CONTESTANTS)
+OURS: Final = frozenset(contestant.name for contestant in CONTESTANTS if contestant.ours)
+OPEN: Final = frozenset(contestant.name for contestant in CONTESTANTS if not contestant.isolated)

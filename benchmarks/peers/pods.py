@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
+    from sandkasten_kubernetes.api.cluster_client import ClusterClient
 
 # The first process of a container ends by SIGTERM only if it says so.
 _SLEEP: Final = "trap 'exit 0' TERM; sleep 1000000 & wait"
@@ -40,8 +40,8 @@ class BarePods:
     async def create(self, *, volume: bool = False) -> str:
         """Create a Pod and wait until it is ready; return its name."""
         name = f"bare-{secrets.token_hex(4)}"
-        made = await self._client.create("pods", _manifest(name, self._image, volume=volume))
-        await self._until(made, lambda what, pod: is_ready(pod))
+        manifest = await self._client.create("pods", _manifest(name, self._image, volume=volume))
+        await self._until(manifest, lambda what, pod: is_ready(pod))
         return name
 
     async def exec_true(self, name: str) -> None:
@@ -60,21 +60,21 @@ class BarePods:
 
     async def spread(self) -> dict[str, int]:
         """Return how many Pods of the namespace each node has."""
-        found = await asyncio.to_thread(self._api.pods)
-        return dict(Counter(str(pod["spec"].get("nodeName")) for pod in found))
+        pods = await asyncio.to_thread(self._api.pods)
+        return dict(Counter(str(pod["spec"].get("nodeName")) for pod in pods))
 
     async def _until(
         self, pod: Mapping[str, Any], good: Callable[[str, Mapping[str, Any]], bool]
     ) -> None:
-        told = pod["metadata"]
-        events = self._client.watch("pods", told["name"], told["resourceVersion"])
+        metadata = pod["metadata"]
+        events = self._client.watch("pods", metadata["name"], metadata["resourceVersion"])
         try:
-            async for what, found in events:
-                if good(what, found):
+            async for what, current in events:
+                if good(what, current):
                     return
         finally:
             await events.aclose()
-        raise TimeoutError(f"Pod {told['name']}: the watch has ended")
+        raise TimeoutError(f"Pod {metadata['name']}: the watch has ended")
 
 
 def _manifest(name: str, image: str, *, volume: bool) -> dict[str, Any]:

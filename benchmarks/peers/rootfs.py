@@ -26,7 +26,7 @@ def build(folder: Path) -> Path:
         ["dpkg-query", "-L", *names], capture_output=True, text=True, check=True
     ).stdout
     paths = sorted({line for line in listed.splitlines() if line.startswith("/")})
-    kept = [p for p in paths if p != "/." and not p.startswith(_SKIP) and Path(p).exists()]
+    present = [p for p in paths if p != "/." and not p.startswith(_SKIP) and Path(p).exists()]
     folder.mkdir(parents=True)
     # Merged /usr first, or members named /lib/… would make directories of these.
     for name in ("bin", "sbin", "lib", "lib64"):
@@ -42,7 +42,7 @@ def build(folder: Path) -> Path:
             ["tar", "-C", str(folder), "--keep-directory-symlink", "-xf", "-"],
             stdin=packing.stdout,
         ) as unpacking:
-            for path in kept:
+            for path in present:
                 packing.stdin.write(path.lstrip("/").encode() + b"\0")
             packing.stdin.close()
             unpacking.wait()
@@ -75,12 +75,12 @@ def _with_dependencies(wanted: tuple[str, ...]) -> list[str]:
         name, _, depends = line.partition("\t")
         choices = depends.replace("|", ",").split(",")
         needs[name] = [c.split("(")[0].split(":")[0].strip() for c in choices]
-    found: set[str] = set()
+    closure: set[str] = set()
     queue = list(wanted)
     while queue:
         name = queue.pop()
-        if name in needs and name not in found:
-            found.add(name)
+        if name in needs and name not in closure:
+            closure.add(name)
             # These pull in a whole system and nothing a benchmark runs.
             queue += [n for n in needs[name] if n not in ("debconf", "dpkg", "mawk", "media-types")]
-    return sorted(found)
+    return sorted(closure)

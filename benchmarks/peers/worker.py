@@ -122,7 +122,7 @@ class Turns:
         boxes: list[Any] = []
         begin = time.monotonic()
 
-        def one(number: int) -> None:
+        def first_command(number: int) -> None:
             time.sleep(max(0.0, begin + number * gap_s - time.monotonic()))
             began = time.perf_counter()
             box = self._create()
@@ -133,7 +133,7 @@ class Turns:
             with self._guard:
                 self.values[label].append(took)
 
-        self._in_threads([partial(one, n) for n in range(count)], label)
+        self._in_threads([partial(first_command, n) for n in range(count)], label)
         self._remove(boxes)
 
     # ---- how
@@ -155,11 +155,11 @@ class Turns:
 
     def _timed(self, operation: str, work: Callable[[], Any]) -> Any:
         began = time.perf_counter()
-        made = work()
+        result = work()
         took = (time.perf_counter() - began) * 1000
         if operation not in (CREATE, DESTROY) or hasattr(self._peer, operation):
             self.values[operation].append(took)
-        return made
+        return result
 
     def _in_threads(
         self, works: Sequence[Callable[[], None]], operation: str, wait_s: float | None = None
@@ -184,29 +184,29 @@ class Turns:
 def reason(exc: BaseException) -> str:
     """Return one line that says what failed."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    said = lines[0] if lines else ""
-    return f"{type(exc).__name__}: {said}"[:_REASON_CHARACTERS]
+    first = lines[0] if lines else ""
+    return f"{type(exc).__name__}: {first}"[:_REASON_CHARACTERS]
 
 
 def has(peer: Any) -> list[str]:
     return [verb for verb in VERBS if hasattr(peer, verb)]
 
 
-def turn(peer: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def turn(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Take one turn; a failure of the peer is part of the answer.
 
     With `warm_s` the turn is taken in its smallest size before, and at least so much time passes:
     a pool prepares the next sandbox of a kind that was asked for, and does not keep it for long.
     """
-    name, warm_s = asked.pop("turn"), asked.pop("warm_s", 0.0)
+    name, warm_s = request.pop("turn"), request.pop("warm_s", 0.0)
     if warm_s and name in _SMALLEST:
         began = time.monotonic()
-        _taken(Turns(peer), name, {**asked, **_SMALLEST[name]})
+        _taken(Turns(peer), name, {**request, **_SMALLEST[name]})
         # On a busy machine the pool needs longer too.
         longer_s = min(3 * (time.monotonic() - began), _LONGEST_PAUSE_S)
         time.sleep(max(warm_s, longer_s))
     began, turns = time.monotonic(), Turns(peer)
-    _taken(turns, name, asked)
+    _taken(turns, name, request)
     # Copies: a removal that takes long may still fail.
     return {
         "values": dict(turns.values),
@@ -215,9 +215,9 @@ def turn(peer: Any, asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _taken(turns: Turns, name: str, asked: dict[str, Any]) -> None:
+def _taken(turns: Turns, name: str, request: dict[str, Any]) -> None:
     try:
-        getattr(turns, name)(**asked)
+        getattr(turns, name)(**request)
     except Exception as exc:  # noqa: BLE001  (a failure is a result of the comparison)
         turns.failures[name].append(reason(exc))
 
@@ -225,9 +225,9 @@ def _taken(turns: Turns, name: str, asked: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def _answers() -> Iterator[Any]:
     """Keep standard output for answers: whatever a framework prints goes to standard error."""
-    with os.fdopen(os.dup(1), "w") as kept:
+    with os.fdopen(os.dup(1), "w") as output:
         os.dup2(2, 1)
-        yield kept
+        yield output
 
 
 def main() -> int:

@@ -47,15 +47,15 @@ QUICK: Final = Plan((200,), (1, 3), creates=20, execs=20, destroys=10, idle_s=2.
 
 
 async def measure(replicas: Replicas, plan: Plan) -> dict[str, Any]:
-    found: dict[str, Any] = {"rates": {}, "sizes": {}}
+    result: dict[str, Any] = {"rates": {}, "sizes": {}}
     for count in plan.replicas:
         await replicas.grow(count)
         # The first create of a replica is preceded by a self-test.
         await replicas.create(count)
         cost = await replicas.cost(plan.creates, replicas.create(plan.creates))
-        found["rates"][str(count)] = _told(f"burst at {count} replicas", cost)
+        result["rates"][str(count)] = _told(f"burst at {count} replicas", cost)
         await replicas.destroy(len(replicas.sessions))
-    found["sizes"]["0"] = await _size(replicas, plan)
+    result["sizes"]["0"] = await _size(replicas, plan)
     await replicas.create(len(replicas.daemons))
     for size in plan.sessions:
         # Copied, because creating as many takes an hour of two processors.
@@ -63,39 +63,39 @@ async def measure(replicas: Replicas, plan: Plan) -> dict[str, Any]:
         # One replica is connected to a twentieth, as if twenty had created them.
         share = size // _SHARES
         cost = await replicas.cost(share, replicas.run(share, at=0))
-        told = _told(f"{size} sessions noticed, one share connected", cost)
+        connect = _told(f"{size} sessions noticed, one share connected", cost)
         await replicas.calm()
-        found["sizes"][str(size)] = {"connect": told, **await _size(replicas, plan)}
-    found["restart"] = await replicas.restart(-1, plan.limit_s)
-    _say(f"restart: {found['restart']}")
-    found["refused"] = replicas.refused
+        result["sizes"][str(size)] = {"connect": connect, **await _size(replicas, plan)}
+    result["restart"] = await replicas.restart(-1, plan.limit_s)
+    _say(f"restart: {result['restart']}")
+    result["refused"] = replicas.refused
     await replicas.end()
     with TemporaryDirectory(prefix="skscale-", dir="/var/tmp") as place:
-        found["periodic"] = await periodic_work.measure(replicas, Path(place), plan.limit_s)
-    for name, one in found["periodic"].items():
-        _say(f"{name}: {one}")
-    return found
+        result["periodic"] = await periodic_work.measure(replicas, Path(place), plan.limit_s)
+    for name, periodic in result["periodic"].items():
+        _say(f"{name}: {periodic}")
+    return result
 
 
 async def _size(replicas: Replicas, plan: Plan) -> dict[str, Any]:
     """Measure with the sessions that there are."""
-    found: dict[str, Any] = {"memory_mib": replicas.memory()}
-    found["connections"] = await replicas.database.connections()
-    _say(f"memory {found['memory_mib']}, connections {found['connections']}")
-    found["idle"] = _told("idle", await replicas.cost(0, asyncio.sleep(plan.idle_s)))
+    result: dict[str, Any] = {"memory_mib": replicas.memory()}
+    result["connections"] = await replicas.database.connections()
+    _say(f"memory {result['memory_mib']}, connections {result['connections']}")
+    result["idle"] = _told("idle", await replicas.cost(0, asyncio.sleep(plan.idle_s)))
     if replicas.sessions:
         share = min(plan.execs, len(replicas.sessions) // _SHARES)
-        found["exec"] = _told("exec", await replicas.cost(share, replicas.run(share, at=0)))
+        result["exec"] = _told("exec", await replicas.cost(share, replicas.run(share, at=0)))
         count = plan.destroys
-        found["create"] = _told("create", await replicas.cost(count, replicas.create(count)))
-        found["destroy"] = _told("destroy", await replicas.cost(count, replicas.destroy(count)))
-    return found
+        result["create"] = _told("create", await replicas.cost(count, replicas.create(count)))
+        result["destroy"] = _told("destroy", await replicas.cost(count, replicas.destroy(count)))
+    return result
 
 
 def _told(what: str, cost: Cost) -> dict[str, Any]:
-    told = cost.to_json()
-    _say(f"{what}: {told}")
-    return told
+    fields = cost.to_json()
+    _say(f"{what}: {fields}")
+    return fields
 
 
 def _say(what: str) -> None:
@@ -128,9 +128,9 @@ def main() -> None:
     # Ten thousand sessions are as many connections at both ends.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    found = asyncio.run(_main(plan, words.slow))
+    result = asyncio.run(_main(plan, words.slow))
     if words.json:
-        words.json.write_text(json.dumps(found, indent=1))
+        words.json.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

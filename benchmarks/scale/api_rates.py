@@ -21,16 +21,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.scale.processes import processor_s
-from sandkasten.backends.gate import entry_keys
-from sandkasten.backends.kubernetes import pod_manifest, pod_names
-from sandkasten.backends.kubernetes.api.cluster_access import from_kubeconfig
-from sandkasten.backends.kubernetes.api.cluster_client import ClusterClient
-from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
-from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten_kubernetes import pod_manifest, pod_names
+from sandkasten_kubernetes.api.cluster_access import from_kubeconfig
+from sandkasten_kubernetes.api.cluster_client import ClusterClient
+from sandkasten_kubernetes.backend import KubernetesBackend
+from sandkasten_kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten_runtime.assembly.backend_registry import read_nested
+from sandkasten_runtime.backends.gate import entry_keys
 from tests.kubernetes.cluster_images import reference
 
 if TYPE_CHECKING:
@@ -145,46 +145,46 @@ async def measure(kubeconfig: Path, servers: Sequence[int], pods: int) -> dict[s
     client = ClusterClient(lambda: access, "", 60.0)
     meter = Meter(servers)
     ids = [new_sandbox_id() for _ in range(pods)]
-    names = [pod_names.pod_name(one) for one in ids]
-    keys = entry_keys.make_keys(ids[0]).to_data()
+    names = [pod_names.pod_name(sandbox_id) for sandbox_id in ids]
+    keys = entry_keys.make_keys(ids[0], "kubernetes").to_data()
     selector = pod_names.selector(_OWNER)
     rates: dict[str, Rate] = {}
     try:
-        found = await sample(options, client)
-        found["event_ms"] = await event_ms(client, options)
-        made = [pod_manifest.secret(one, _OWNER, "a", keys) for one in ids]
+        sampled = await sample(options, client)
+        sampled["event_ms"] = await event_ms(client, options)
+        objects = [pod_manifest.secret(sandbox_id, _OWNER, "a", keys) for sandbox_id in ids]
         rates["create secrets"] = await meter.rate(
-            [_create(client, "secrets", one) for one in made]
+            [_create(client, "secrets", body) for body in objects]
         )
-        made = [_pod(one, options) for one in ids]
-        rates["create pods"] = await meter.rate([_create(client, "pods", one) for one in made])
+        objects = [_pod(sandbox_id, options) for sandbox_id in ids]
+        rates["create pods"] = await meter.rate([_create(client, "pods", body) for body in objects])
         for kind in ("pods", "secrets"):
-            rates[f"get {kind}"] = await meter.rate([_get(client, kind, one) for one in names])
+            rates[f"get {kind}"] = await meter.rate([_get(client, kind, name) for name in names])
             rates[f"list {kind}"] = await meter.rate([_list(client, kind, selector)] * _LISTS)
             rates[f"list whole {kind}"] = await meter.rate(
                 [_list_whole(client, kind, selector, pods)] * _LISTS
             )
         for kind in ("pods", "secrets"):
             rates[f"delete {kind}"] = await meter.rate(
-                [_delete(client, kind, one) for one in names]
+                [_delete(client, kind, name) for name in names]
             )
     finally:
         for kind in ("pods", "secrets"):
-            for one in await client.list(kind, selector):
+            for item in await client.list(kind, selector):
                 with suppress(Exception):
-                    await client.delete(kind, one["metadata"]["name"], grace_s=0)
+                    await client.delete(kind, item["metadata"]["name"], grace_s=0)
         await client.aclose()
-    shown = {name: {"ms": one.ms, "per_s": one.per_s, "processor_ms": one.processor_ms}
-             for name, one in rates.items()}  # fmt: skip
-    return {"pods": pods, "rates": shown, "sample": found}
+    shown = {name: {"ms": rate.ms, "per_s": rate.per_s, "processor_ms": rate.processor_ms}
+             for name, rate in rates.items()}  # fmt: skip
+    return {"pods": pods, "rates": shown, "sample": sampled}
 
 
 def _pod(the_id: SandboxId, options: KubernetesOptions) -> dict[str, Any]:
     spec = CellSpec(image=Image(reference("busybox"), "engine"))
-    made = pod_manifest.pod(the_id, spec, options, _OWNER, secrets.token_hex(8))
+    pod = pod_manifest.pod(the_id, spec, options, _OWNER, secrets.token_hex(8))
     # No scheduler works on them, so the processor time is that of the calls.
-    made["spec"]["schedulerName"] = "nowhere"
-    return made
+    pod["spec"]["schedulerName"] = "nowhere"
+    return pod
 
 
 def _create(client: ClusterClient, kind: str, body: Any) -> Callable[[], Awaitable[object]]:
@@ -221,11 +221,11 @@ def main() -> None:
     parser.add_argument("--server", type=int, nargs="*", default=[])
     parser.add_argument("--pods", type=int, default=500)
     words = parser.parse_args()
-    found = asyncio.run(measure(words.kubeconfig, words.server, words.pods))
-    RATES.write_text(json.dumps(found, indent=1) + "\n")
-    for name, one in found["rates"].items():
-        print(f"{name}: {one}")
-    print({name: found["sample"][name] for name in ("start_s", "event_ms", "bytes")})
+    result = asyncio.run(measure(words.kubeconfig, words.server, words.pods))
+    RATES.write_text(json.dumps(result, indent=1) + "\n")
+    for name, rate in result["rates"].items():
+        print(f"{name}: {rate}")
+    print({name: result["sample"][name] for name in ("start_s", "event_ms", "bytes")})
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ class DatabaseLoad:
             )
             names = [row[0] for row in await self._connection.fetch(sql)]
             values = ", ".join(
-                "copy" if one == "id" else f"replace({one}, old, copy)" if one in text else one
-                for one in names
+                "copy" if name == "id" else f"replace({name}, old, copy)" if name in text else name
+                for name in names
             )
             await self._connection.execute(
                 f"INSERT INTO sandkasten.{table} ({', '.join(names)}) SELECT {values}"

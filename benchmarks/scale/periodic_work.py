@@ -6,17 +6,17 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.daemon.daemon_assembly import open_daemon
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.engine.lifecycle.tenant_quotas import Need
 from sandkasten.model.access.tenancy import TenantQuota
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.engine.lifecycle.tenant_quotas import Need
+from sandkasten_server.daemon.daemon_assembly import open_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from benchmarks.scale.replicas import Replicas
-    from sandkasten.engine.engine import Engine
+    from sandkasten_runtime.engine.engine import Engine
 
 _TENANT = "default"
 
@@ -27,7 +27,7 @@ async def measure(replicas: Replicas, data_dir: Path, limit_s: float) -> dict[st
     The replicas should be stopped, or their statements and calls are counted too.
     """
     settings = load(flags={"config": str(replicas.config), "data_dir": str(data_dir)})
-    found = {}
+    costs = {}
     async with open_daemon(settings) as daemon:
         engine = daemon.engine
         await _alone(engine)
@@ -38,8 +38,8 @@ async def measure(replicas: Replicas, data_dir: Path, limit_s: float) -> dict[st
             ("list of objects", engine._handles.backend("kubernetes").owned),
             ("quota", lambda: _admit(engine)),
         ):
-            found[name] = await _cost(replicas, work, limit_s)
-    return found
+            costs[name] = await _cost(replicas, work, limit_s)
+    return costs
 
 
 async def _alone(engine: Engine) -> None:

@@ -95,10 +95,10 @@ class Replicas:
         """Start replicas until there are this many."""
         while len(self.daemons) < count:
             # One after another: starting takes a second of a processor.
-            one = self._new(len(self.daemons))
-            await one.start("--log-level", "info")
-            self.daemons.append(one)
-            await self.recovered(one)
+            daemon = self._new(len(self.daemons))
+            await daemon.start("--log-level", "info")
+            self.daemons.append(daemon)
+            await self.recovered(daemon)
 
     def _new(self, number: int) -> DaemonProcess:
         environ = {"SANDKASTEN_API_KEY": _KEY, "SANDKASTEN_CONFIG": str(self.config)}
@@ -122,17 +122,17 @@ class Replicas:
         """Create sessions at all replicas, in turns; return how many failed."""
         failed = 0
 
-        async def one(number: int) -> None:
+        async def create_session(number: int) -> None:
             nonlocal failed
             daemon = self.daemons[number % len(self.daemons)]
-            status, told = await self._ask(daemon, "POST", "/v1/sessions", {})
+            status, reply = await self._ask(daemon, "POST", "/v1/sessions", {})
             if status == 201:
-                self.sessions[told["id"]] = daemon
+                self.sessions[reply["id"]] = daemon
             else:
                 failed += 1
-                print("create:", status, json.dumps(told)[:300])
+                print("create:", status, json.dumps(reply)[:300])
 
-        await self._each(count, one)
+        await self._each(count, create_session)
         return failed
 
     async def run(self, count: int, at: int | None = None) -> None:
@@ -143,25 +143,25 @@ class Replicas:
             if at is None or daemon is self.daemons[at]
         ]
 
-        async def one(number: int) -> None:
+        async def run_command(number: int) -> None:
             the_id = ids[number % len(ids)]
             body = {"command": ["true"]}
             path = f"/v1/sessions/{the_id}/exec"
-            status, told = await self._ask(self.sessions[the_id], "POST", path, body)
-            assert status == 200, told
+            status, reply = await self._ask(self.sessions[the_id], "POST", path, body)
+            assert status == 200, reply
 
-        await self._each(count, one)
+        await self._each(count, run_command)
 
     async def destroy(self, count: int) -> None:
         # The newest, which are connected: copies are not.
         ids = [*self.sessions][-count:]
 
-        async def one(number: int) -> None:
+        async def destroy_session(number: int) -> None:
             daemon = self.sessions.pop(ids[number])
-            status, told = await self._ask(daemon, "DELETE", f"/v1/sessions/{ids[number]}")
-            assert status < 300, told
+            status, reply = await self._ask(daemon, "DELETE", f"/v1/sessions/{ids[number]}")
+            assert status < 300, reply
 
-        await self._each(len(ids), one)
+        await self._each(len(ids), destroy_session)
 
     async def copy(self, size: int) -> None:
         """Copy the sessions until there are this many, evenly. Ledger and journal have a row of
@@ -204,7 +204,7 @@ class Replicas:
     async def use(self) -> Use:
         return Use(
             time.monotonic(),
-            processor_s(*(one.pid for one in self.daemons)),
+            processor_s(*(daemon.pid for daemon in self.daemons)),
             await self.database.read(),
             processor_s(self.cluster.pid),
             await self.cluster.counts(),
@@ -245,7 +245,7 @@ class Replicas:
 
     def memory(self) -> list[float]:
         """Return the MiB that each replica has for itself alone."""
-        return [round(memory_mib(one.pid), 1) for one in self.daemons]
+        return [round(memory_mib(daemon.pid), 1) for daemon in self.daemons]
 
     async def restart(self, number: int, limit_s: float) -> dict[str, Any]:
         """Kill a replica and start it again. Its recovery is watched for `limit_s` at most."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.scale.simulated_pods import SimulatedPods
-from sandkasten.backends.kubernetes.pod_names import pod_name
 from sandkasten.model.ids import SandboxId
+from sandkasten_kubernetes.pod_names import pod_name
 from tests.kubernetes.fake_cluster import FakeCluster
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ def _copy(cluster: FakeCluster, pods: SimulatedPods, path: str) -> None:
         address = pods.copy(before, after)
         for kind in ("secrets", "pods"):
             text = json.dumps(cluster.objects[kind, before])
-            made = json.loads(text.replace(before, after).replace(old, new))
-            made["metadata"]["uid"] = f"uid-{new}"
+            copied = json.loads(text.replace(before, after).replace(old, new))
+            copied["metadata"]["uid"] = f"uid-{new}"
             if kind == "pods":
-                made["status"] |= {"podIP": address, "podIPs": [{"ip": address}]}
-            cluster.objects[kind, after] = made
+                copied["status"] |= {"podIP": address, "podIPs": [{"ip": address}]}
+            cluster.objects[kind, after] = copied
 
 
 async def _serve(place: Path, port: int, start_s: float) -> None:
@@ -123,13 +123,13 @@ async def _serve(place: Path, port: int, start_s: float) -> None:
         while line := await reader.readline():
             if path := line.decode().strip():
                 _copy(cluster, pods, path)
-            told = {
+            ready = {
                 **cluster.counts,
                 "objects": len(cluster.objects),
                 "connections": pods.connections,
                 "open connections": pods.open_connections,
             }
-            print(json.dumps(told), flush=True)
+            print(json.dumps(ready), flush=True)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.backends.gate.entry_keys import TOKEN_BYTES, from_data
-from sandkasten.wire.frame_codec import FROM_CLIENT, GENERATION, Decoder, Kind, encode, encode_chunk
+from sandkasten_runtime.backends.gate.entry_keys import TOKEN_BYTES, from_data
+from sandkasten_runtime.wire.frame_codec import (
+    FROM_CLIENT,
+    GENERATION,
+    Decoder,
+    Kind,
+    encode,
+    encode_chunk,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sandkasten.backends.gate.entry_keys import EntryKeys
+    from sandkasten_runtime.backends.gate.entry_keys import EntryKeys
 
 _READ_BYTES: Final = 64 * 1024
 _STDOUT: Final = 1
@@ -89,19 +96,19 @@ class SimulatedPods:
         keys = from_data(secret["data"])
         assert keys is not None
         await asyncio.sleep(self._start_s)
-        made = self._pods[name] = _Pod(next(self._addresses), keys)
-        self._by_address[made.address] = made
+        started = self._pods[name] = _Pod(next(self._addresses), keys)
+        self._by_address[started.address] = started
         pod["metadata"]["managedFields"] = self._sample["managedFields"]
         pod["spec"] = {**self._sample["spec"], **pod["spec"]}
         status: dict[str, Any] = self._sample["status"]
-        return {**status, "podIP": made.address, "podIPs": [{"ip": made.address}]}
+        return {**status, "podIP": started.address, "podIPs": [{"ip": started.address}]}
 
     def copy(self, name: str, copy: str) -> str:
         """Run another Pod with the same keys; return its address."""
         pod = self._pods[name]
-        made = self._pods[copy] = _Pod(next(self._addresses), pod.keys, pod.context)
-        self._by_address[made.address] = made
-        return made.address
+        copied = self._pods[copy] = _Pod(next(self._addresses), pod.keys, pod.context)
+        self._by_address[copied.address] = copied
+        return copied.address
 
     async def stop(self, name: str) -> None:
         pod = self._pods.pop(name, None)
@@ -199,16 +206,16 @@ def _addresses() -> Iterator[str]:
 
 
 def _context(keys: EntryKeys) -> ssl.SSLContext:
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     pem = ssl.DER_cert_to_PEM_cert(keys.certificate)
     key = base64.encodebytes(keys.key).decode()
     pem += f"-----BEGIN PRIVATE KEY-----\n{key}-----END PRIVATE KEY-----\n"
     # The library reads files only.
-    held = os.memfd_create("key", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("key", os.MFD_CLOEXEC)
     try:
-        os.write(held, pem.encode())
-        made.load_cert_chain(f"/proc/self/fd/{held}")
+        os.write(descriptor, pem.encode())
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     finally:
-        os.close(held)
-    return made
+        os.close(descriptor)
+    return context

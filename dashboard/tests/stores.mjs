@@ -1,12 +1,12 @@
-/** A person pulls an image, keeps workspaces and files, and removes them again. */
+/** A person pulls and builds images, keeps workspaces and files, and removes them again. */
 
 import { readFileSync } from "node:fs";
-import { accessible, ask, check, logIn, onStage, picture, until } from "./stage.mjs";
+import { accessible, ask, check, logIn, onStage, picture, until, url } from "./stage.mjs";
 import { inspect, open } from "./inspection.mjs";
 
 const image = process.env["DASHBOARD_IMAGE"];
 
-await onStage(async (page) => {
+await onStage(async (page, context) => {
   await logIn(page);
 
   // ---- images
@@ -35,6 +35,36 @@ await onStage(async (page) => {
   await page.getByRole("dialog").getByRole("button", { name: "Remove", exact: true }).click();
   await page.getByText("There are no images.").waitFor();
   check((await ask("GET", "/v1/images")).images.length === 0, "the image is still there");
+
+  // ---- a build, which ends because the mirror has no packages
+  await page.getByRole("button", { name: "Build" }).click();
+  const dialog = page.getByRole("dialog", { name: "Build an image" });
+  const names = await dialog.getByLabel("Image", { exact: true }).locator("option").allTextContents();
+  check(names.slice(0, 3).join() === "datascience,base,code-interpreter-v1", names.join());
+  await dialog.getByLabel("Image", { exact: true }).selectOption("sandbox-runtime:base");
+  await accessible(page, "a new build");
+  await dialog.getByRole("button", { name: "Build" }).click();
+  await dialog.getByText("mmdebstrap bookworm").waitFor();
+  await dialog.getByRole("log").getByText("apt-get update").waitFor();
+  check(await dialog.getByLabel("Image", { exact: true }).isDisabled(), "the name can be changed");
+  await inspect(page, "build");
+  await fetch(process.env["DASHBOARD_REFUSE"]);
+  await dialog.getByRole("alert").getByText("BUILD_FAILED").waitFor();
+  await accessible(page, "a failed build");
+  await picture(page, "build-failed");
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  await dialog.waitFor({ state: "detached" });
+
+  // ---- a key that cannot change images
+  const key = await ask("POST", "/v1/keys", { name: "reader", scopes: ["sessions"] });
+  const other = await context.browser().newContext();
+  const reader = await other.newPage();
+  await reader.goto(`${url}/#/images`);
+  await reader.getByLabel("API key").fill(key.key);
+  await reader.getByRole("button", { name: "Log in" }).click();
+  await reader.getByText("This key cannot pull, build or remove images").waitFor();
+  check((await reader.getByRole("button", { name: /Build|Pull/ }).count()) === 0, "it may build");
+  await other.close();
 
   // ---- workspaces
   await open(page, "workspaces");

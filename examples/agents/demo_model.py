@@ -67,23 +67,23 @@ print(json.dumps({
 """
 
 
-def answer(asked: Asked) -> Answer:
+def answer(chat: Asked) -> Answer:
     """Answer as the agent that the system message names."""
     for part, play in PARTS.items():
-        if part in asked.system:
-            return play(asked)
+        if part in chat.system:
+            return play(chat)
     body = {"error": {"message": "this scripted model does not know the agent"}}
     return Answer(status=400, raw=json.dumps(body).encode())
 
 
-def log_analyzer(asked: Asked) -> Answer:
-    if asked.turn == 0:
-        log = asked.system.split('log_data = """', 1)[1].split('"""', 1)[0]
+def log_analyzer(chat: Asked) -> Answer:
+    if chat.turn == 0:
+        log = chat.system.split('log_data = """', 1)[1].split('"""', 1)[0]
         return _calls(("sandbox_run", {"code": COUNTS, "files": {"log.txt": log}}))
-    return Answer(str(asked.last["stdout"]))
+    return Answer(str(chat.last["stdout"]))
 
 
-def python_developer(asked: Asked) -> Answer:
+def python_developer(chat: Asked) -> Answer:
     """Write a program with an error, see it fail, and fix it."""
     turns = [
         _calls(("sandbox_open", {})),
@@ -92,45 +92,45 @@ def python_developer(asked: Asked) -> Answer:
         _calls(("sandbox_fs_write", {"path": "primes.py", "contents": PRIMES_RIGHT})),
         _calls(("sandbox_exec", {"cmd": ["python3", "primes.py"]})),
     ]
-    if asked.turn < len(turns):
-        return turns[asked.turn]
-    return Answer(f"primes.py prints {asked.last['stdout'].strip()}")
+    if chat.turn < len(turns):
+        return turns[chat.turn]
+    return Answer(f"primes.py prints {chat.last['stdout'].strip()}")
 
 
-def code_analyzer(asked: Asked) -> Answer:
+def code_analyzer(chat: Asked) -> Answer:
     issue = "mean([]) divides by zero"
     turns = [
-        _calls(("sandbox_fs_write", {"path": "stats.py", "contents": asked.user})),
+        _calls(("sandbox_fs_write", {"path": "stats.py", "contents": chat.user})),
         _calls(("sandbox_exec", {"command": "python3 -c 'import stats; stats.mean([])'"})),
         _calls(("sandbox_fs_write", {"path": "analysis.md", "contents": f"- {issue}\n"})),
     ]
-    return turns[asked.turn] if asked.turn < len(turns) else Answer(json.dumps({"issues": [issue]}))
+    return turns[chat.turn] if chat.turn < len(turns) else Answer(json.dumps({"issues": [issue]}))
 
 
-def code_fixer(asked: Asked) -> Answer:
+def code_fixer(chat: Asked) -> Answer:
     """Fix half of the problem, unless a test report exists already."""
-    if asked.turn == 0:
+    if chat.turn == 0:
         names = ("analysis.md", "test-report.txt")
         return _calls(*(("sandbox_fs_read", {"path": name}) for name in names))
-    if asked.turn == 1:
-        code = FIXED if "FAILED" in str(asked.last.get("contents", "")) else FIXED_HALF
+    if chat.turn == 1:
+        code = FIXED if "FAILED" in str(chat.last.get("contents", "")) else FIXED_HALF
         return _calls(("sandbox_fs_write", {"path": "stats.py", "contents": code}))
     return Answer("mean() of no values has a value now")
 
 
-def test_runner(asked: Asked) -> Answer:
+def test_runner(chat: Asked) -> Answer:
     turns = [
         _calls(("sandbox_fs_write", {"path": "test_stats.py", "contents": TESTS})),
         _calls(("sandbox_exec", {"command": "python3 test_stats.py > test-report.txt 2>&1"})),
     ]
-    if asked.turn < len(turns):
-        return turns[asked.turn]
-    passed = asked.last["exit_code"] == 0
+    if chat.turn < len(turns):
+        return turns[chat.turn]
+    passed = chat.last["exit_code"] == 0
     return Answer(json.dumps({"all_passed": passed, "report": "test-report.txt"}))
 
 
-def json_analyst(asked: Asked) -> Answer:
-    key = asked.user.rsplit(maxsplit=1)[-1]
+def json_analyst(chat: Asked) -> Answer:
+    key = chat.user.rsplit(maxsplit=1)[-1]
     turns = [
         _calls(
             ("sandbox_stage_file", {"file_key": key, "destination": "requests.json"}),
@@ -138,7 +138,7 @@ def json_analyst(asked: Asked) -> Answer:
         ),
         _calls(("sandbox_exec", {"cmd": ["python3", "slowest.py"]})),
     ]
-    return turns[asked.turn] if asked.turn < len(turns) else Answer(str(asked.last["stdout"]))
+    return turns[chat.turn] if chat.turn < len(turns) else Answer(str(chat.last["stdout"]))
 
 
 PARTS = {

@@ -90,17 +90,21 @@ class Asked:
 
     @property
     def user(self) -> str:
-        said = [one for one in self.messages if one.get("role") == "user"]
-        return str(said[-1].get("content") or "") if said else ""
+        user_messages = [message for message in self.messages if message.get("role") == "user"]
+        return str(user_messages[-1].get("content") or "") if user_messages else ""
 
     @property
     def turn(self) -> int:
         """Number of model answers in this conversation."""
-        return sum(one.get("role") == "assistant" for one in self.messages)
+        return sum(message.get("role") == "assistant" for message in self.messages)
 
     @property
     def tool_answers(self) -> list[str]:
-        return [str(one.get("content")) for one in self.messages if one.get("role") == "tool"]
+        return [
+            str(message.get("content"))
+            for message in self.messages
+            if message.get("role") == "tool"
+        ]
 
     @property
     def last(self) -> Any:
@@ -148,10 +152,10 @@ class ScriptedModel:
             await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        asked = Asked(await request.json(), dict(request.headers), len(self.requests))
-        self.requests.append(asked)
+        chat = Asked(await request.json(), dict(request.headers), len(self.requests))
+        self.requests.append(chat)
         try:
-            return await self._send(request, asked, self._next(asked))
+            return await self._send(request, chat, self._next(chat))
         except asyncio.CancelledError:
             self.gone += 1
             raise
@@ -160,18 +164,18 @@ class ScriptedModel:
             self.gone += 1
             return web.Response()
 
-    def _next(self, asked: Asked) -> Answer:
+    def _next(self, chat: Asked) -> Answer:
         if callable(self._script):
-            return self._script(asked)
-        if asked.number < len(self._script):
-            return self._script[asked.number]
-        said = {"error": {"message": "the script is over", "code": "script_over"}}
-        return Answer(status=400, raw=json.dumps(said).encode())
+            return self._script(chat)
+        if chat.number < len(self._script):
+            return self._script[chat.number]
+        body = {"error": {"message": "the script is over", "code": "script_over"}}
+        return Answer(status=400, raw=json.dumps(body).encode())
 
-    async def _send(self, request: web.Request, asked: Asked, answer: Answer) -> web.StreamResponse:
+    async def _send(self, request: web.Request, chat: Asked, answer: Answer) -> web.StreamResponse:
         if answer.fault == "hang":
             await self._closing.wait()
-        streamed = bool(asked.body.get("stream")) and answer.stream and answer.raw is None
+        streamed = bool(chat.body.get("stream")) and answer.stream and answer.raw is None
         kind = "text/event-stream" if streamed else "application/json"
         response = web.StreamResponse(
             status=answer.status,
@@ -180,9 +184,9 @@ class ScriptedModel:
         if answer.raw is not None:
             body = answer.raw
         elif streamed:
-            body = b"".join(_events(asked, answer))
+            body = b"".join(_events(chat, answer))
         else:
-            body = json.dumps(_whole(asked, answer), ensure_ascii=False).encode()
+            body = json.dumps(_whole(chat, answer), ensure_ascii=False).encode()
         await response.prepare(request)
         if answer.fault is not None:
             await self._misbehave(request, response, body, answer.fault)
@@ -218,12 +222,12 @@ class ScriptedModel:
 # ---- the wire format
 
 
-def _frame(asked: Asked, kind: str) -> dict[str, Any]:
+def _frame(chat: Asked, kind: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{asked.number}",
+        "id": f"chatcmpl-{chat.number}",
         "object": kind,
         "created": 0,
-        "model": asked.body.get("model", ""),
+        "model": chat.body.get("model", ""),
     }
 
 
@@ -240,10 +244,10 @@ def _usage(answer: Answer) -> dict[str, int]:
     }
 
 
-def _calls(asked: Asked, answer: Answer) -> list[dict[str, Any]]:
+def _calls(chat: Asked, answer: Answer) -> list[dict[str, Any]]:
     return [
         {
-            "id": f"call_{asked.number}_{place}" if call.id is None else call.id,
+            "id": f"call_{chat.number}_{place}" if call.id is None else call.id,
             "type": "function",
             "function": {
                 "name": call.name,
@@ -256,26 +260,26 @@ def _calls(asked: Asked, answer: Answer) -> list[dict[str, Any]]:
     ]
 
 
-def _whole(asked: Asked, answer: Answer) -> dict[str, Any]:
+def _whole(chat: Asked, answer: Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}
     if answer.calls:
-        message["tool_calls"] = _calls(asked, answer)
+        message["tool_calls"] = _calls(chat, answer)
     if answer.refusal is not None:
         message["refusal"] = answer.refusal
-    found = _frame(asked, "chat.completion")
-    found["choices"] = [{"index": 0, "message": message, "finish_reason": _reason(answer)}]
+    completion = _frame(chat, "chat.completion")
+    completion["choices"] = [{"index": 0, "message": message, "finish_reason": _reason(answer)}]
     if answer.usage is not None:
-        found["usage"] = _usage(answer)
-    return found
+        completion["usage"] = _usage(answer)
+    return completion
 
 
-def _events(asked: Asked, answer: Answer) -> list[bytes]:
-    frame = _frame(asked, "chat.completion.chunk")
+def _events(chat: Asked, answer: Answer) -> list[bytes]:
+    frame = _frame(chat, "chat.completion.chunk")
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": part} for part in _parts(answer.text, answer.piece)]
     if answer.refusal is not None:
         deltas.append({"refusal": answer.refusal})
-    for index, call in enumerate(_calls(asked, answer)):
+    for index, call in enumerate(_calls(chat, answer)):
         arguments = call["function"]["arguments"]
         begin = {**call, "index": index, "function": {**call["function"], "arguments": ""}}
         deltas.append({"tool_calls": [begin]})
@@ -289,10 +293,10 @@ def _events(asked: Asked, answer: Answer) -> list[bytes]:
     ]
     end = {"index": 0, "delta": {}, "finish_reason": _reason(answer)}
     chunks.append({**frame, "choices": [end]})
-    if answer.usage is not None and asked.body.get("stream_options", {}).get("include_usage"):
+    if answer.usage is not None and chat.body.get("stream_options", {}).get("include_usage"):
         chunks.append({**frame, "choices": [], "usage": _usage(answer)})
-    said = [json.dumps(chunk, ensure_ascii=False).encode() for chunk in chunks]
-    return [b"data: " + one + b"\n\n" for one in (*said, b"[DONE]")]
+    encoded = [json.dumps(chunk, ensure_ascii=False).encode() for chunk in chunks]
+    return [b"data: " + line + b"\n\n" for line in (*encoded, b"[DONE]")]
 
 
 def _parts(text: str, length: int) -> list[str]:
@@ -307,45 +311,45 @@ _BLANK = re.compile(r"\$\{(user|last)((?:\.\w+)*)\}")
 def script_of(data: Mapping[str, Any]) -> Callable[[Asked], Answer]:
     """Return the script of a file; the module docstring describes the format."""
 
-    def answer(asked: Asked) -> Answer:
+    def answer(chat: Asked) -> Answer:
         for entry in data["agents"]:
-            if entry.get("system", "") in asked.system:
+            if entry.get("system", "") in chat.system:
                 turns = entry["turns"]
-                turn = turns[min(asked.turn, len(turns) - 1)]
-                return _answer_of(turn, asked)
-        said = {"error": {"message": "the script has no entry for this agent"}}
-        return Answer(status=400, raw=json.dumps(said).encode())
+                turn = turns[min(chat.turn, len(turns) - 1)]
+                return _answer_of(turn, chat)
+        body = {"error": {"message": "the script has no entry for this agent"}}
+        return Answer(status=400, raw=json.dumps(body).encode())
 
     return answer
 
 
-def _answer_of(turn: Mapping[str, Any], asked: Asked) -> Answer:
+def _answer_of(turn: Mapping[str, Any], chat: Asked) -> Answer:
     text = turn.get("text", "")
-    filled = _filled(text, asked)
+    filled = _filled(text, chat)
     return Answer(
         text=filled if isinstance(filled, str) else json.dumps(filled, ensure_ascii=False),
         calls=[
-            Call(call["name"], _filled(call.get("arguments", {}), asked))
+            Call(call["name"], _filled(call.get("arguments", {}), chat))
             for call in turn.get("calls", [])
         ],
     )
 
 
-def _filled(value: Any, asked: Asked) -> Any:
+def _filled(value: Any, chat: Asked) -> Any:
     if isinstance(value, dict):
-        return {name: _filled(one, asked) for name, one in value.items()}
+        return {name: _filled(item, chat) for name, item in value.items()}
     if isinstance(value, list):
-        return [_filled(one, asked) for one in value]
+        return [_filled(item, chat) for item in value]
     if not isinstance(value, str):
         return value
 
-    def found(blank: re.Match[str]) -> str:
-        held: Any = asked.user if blank[1] == "user" else asked.last
+    def fill(blank: re.Match[str]) -> str:
+        content: Any = chat.user if blank[1] == "user" else chat.last
         for name in blank[2].split(".")[1:]:
-            held = held.get(name, "") if isinstance(held, dict) else ""
-        return held if isinstance(held, str) else json.dumps(held, ensure_ascii=False)
+            content = content.get(name, "") if isinstance(content, dict) else ""
+        return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
-    return _BLANK.sub(found, value)
+    return _BLANK.sub(fill, value)
 
 
 async def _serve(script: Script, host: str, port: int) -> None:
@@ -359,10 +363,10 @@ def main() -> int:
     parser.add_argument("script", type=Path)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any that is free; it is printed")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        script = script_of(json.loads(given.script.read_text()))
-        asyncio.run(_serve(script, given.host, given.port))
+        script = script_of(json.loads(arguments.script.read_text()))
+        asyncio.run(_serve(script, arguments.host, arguments.port))
     except KeyboardInterrupt:
         return 0
     return 0

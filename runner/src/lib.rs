@@ -1,9 +1,8 @@
-//! Code shared by the four programs of this crate: kernel calls and the tar header format.
+//! Code shared by the programs of this crate: kernel calls, system-call filters, base64, tar archives, and
+//! what the egress process and the gate have in common.
 
-// Newer versions of libc define c_int through a path that is younger than our oldest compiler.
-// The oldest clippy we lint with does not know that lint.
-#![allow(unknown_lints)]
-#![allow(clippy::incompatible_msrv)]
-
+pub mod base64;
+pub mod proxy;
+pub mod seccomp;
 pub mod sys;
 pub mod tar;

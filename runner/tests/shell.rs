@@ -2,6 +2,7 @@
 
 use crate::client::shells::{with_shell, SHELLS};
 use crate::client::*;
+use base64::engine::Engine;
 use serde_json::json;
 
 #[test]
@@ -525,15 +526,5 @@ fn image_without_a_shell_is_an_error() {
 }
 
 fn base64(bytes: &[u8]) -> String {
-    let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for group in bytes.chunks(3) {
-        let word =
-            group.iter().fold(0u32, |w, &b| w << 8 | u32::from(b)) << (8 * (3 - group.len()));
-        for place in 0..4 {
-            let c = alphabet[(word >> (18 - 6 * place) & 63) as usize] as char;
-            text.push(if place <= group.len() { c } else { '=' });
-        }
-    }
-    text
+    base64::engine::general_purpose::STANDARD.encode(bytes)
 }

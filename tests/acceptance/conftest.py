@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten import Sandbox
-from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.model.ids import SandboxId
+from sandkasten_runtime.backends.local.backend import LocalBackend
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -121,11 +121,11 @@ class Said:
 def sandkasten(*words: str, timeout_s: float = 60.0, **env: str) -> Said:
     """The command, as a user types it."""
     done = subprocess.run(
-        [sys.executable, "-m", "sandkasten.cli", *words],
+        [sys.executable, "-m", "sandkasten_server.cli", *words],
         capture_output=True,
         text=True,
         timeout=timeout_s,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), **env},
+        env={**os.environ, **env},
     )
     return Said(done.returncode, done.stdout, done.stderr)

@@ -15,6 +15,7 @@ import pytest
 import sandkasten
 from sandkasten import Sandbox
 from sandkasten.errors import SandkastenError
+from scripts.distributions import sources
 from tests.acceptance.conftest import REPOSITORY, leftovers
 from tests.acceptance.conftest import sandkasten as command
 
@@ -181,7 +182,7 @@ def test_unavailable_isolation_is_refused_and_not_downgraded(options, data_dir, 
 
 
 def test_missing_bubblewrap_is_a_typed_error(fresh_data_dir, monkeypatch):
-    from sandkasten.backends.local import backend, probe
+    from sandkasten_runtime.backends.local import backend, probe
 
     for module in (backend, probe):
         monkeypatch.setattr(module, "find_bwrap", lambda: None)
@@ -194,10 +195,10 @@ def test_missing_bubblewrap_is_a_typed_error(fresh_data_dir, monkeypatch):
 def test_missing_programs_are_a_typed_error(tmp_path):
     import asyncio
 
-    from sandkasten.backends.local.backend import LocalBackend
     from sandkasten.model.ids import new_sandbox_id
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec
+    from sandkasten_runtime.backends.local.backend import LocalBackend
 
     made = LocalBackend(tmp_path / "d", tmp_path / "no-runner", tmp_path / "no-launcher")
     ready = asyncio.run(made.probe())
@@ -249,12 +250,14 @@ def _elsewhere(script: str, data_dir: Path, *, ordinary: bool = False) -> dict[s
          ATTEMPT, str(data_dir)],
         capture_output=True, text=True, timeout=60, check=False,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(data_dir), "LANG": "C.UTF-8",
-             "PYTHONPATH": "/mnt/src", "PYTHONDONTWRITEBYTECODE": "1"},
+             "PYTHONPATH": SHOWN_SOURCES, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert done.stdout, done.stderr[-3000:]
     answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
+
+SHOWN_SOURCES = ":".join(f"/mnt/{source}" for source in sources())
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="spoils a mount namespace of its own")
 
@@ -331,7 +334,7 @@ def test_forbidden_user_namespaces_are_a_typed_error(fresh_data_dir):
          _shown_python(), "-c", ATTEMPT, str(inner)],
         capture_output=True, text=True, timeout=60, check=False,
         env={"PATH": "/usr/bin:/bin", "HOME": str(inner), "LANG": "C.UTF-8",
-             "PYTHONPATH": "/mnt/src", "PYTHONDONTWRITEBYTECODE": "1"},
+             "PYTHONPATH": SHOWN_SOURCES, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert done.stdout, done.stderr[-3000:]
     answer = json.loads(done.stdout.splitlines()[-1])

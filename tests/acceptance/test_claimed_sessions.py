@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import SessionNotFound
-from sandkasten.linux.cgroup import cgroups
-from sandkasten.linux.confinement import posture
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.linux.cgroup import cgroups
+from sandkasten_runtime.linux.confinement import posture
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.engine.engine import Engine
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.sandbox_values import Info
+    from sandkasten_runtime.engine.engine import Engine
 
 pytestmark = [pytest.mark.root, pytest.mark.promise("P94")]
 

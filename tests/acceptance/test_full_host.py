@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 
 from sandkasten import QuotaExceeded, Sandbox, SandkastenError, Workspaces
-from sandkasten.linux.state_layout import read_pid
-from sandkasten.linux.storage import workspace_image
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
+from sandkasten_runtime.linux.state_layout import read_pid
+from sandkasten_runtime.linux.storage import workspace_image
 from tests.acceptance.conftest import POOL_SIZE
 from tests.daemon.process import ask, running
 from tests.patience import PATIENCE_S

@@ -26,7 +26,7 @@ import contextlib, json, os, sys, time
 from pathlib import Path
 from sandkasten import run
 from dataclasses import replace
-from sandkasten.daemon import engine_assembly
+from sandkasten_runtime.assembly import engine_assembly
 # A busy machine may need minutes for what takes a second.
 IDLE_S = 90
 engine_assembly.embedded_pool = lambda rules: replace(rules, idle_s=IDLE_S, max_per_kind=1)
@@ -56,7 +56,7 @@ def warm_pool(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}"}
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
 
 def _program(source: str) -> Any:
@@ -82,7 +82,7 @@ def lease_s(request: pytest.FixtureRequest) -> float:
 def idle_program(data_dir: Path, lease_s: float) -> Iterator[subprocess.Popen[str]]:
     """A program that has created a warm sandbox, printed its id, and then sleeps."""
     source = (
-        "from sandkasten.engine.pool import warm_pool\n"
+        "from sandkasten_runtime.engine.pool import warm_pool\n"
         f"warm_pool.LEASE_MARGIN_S = {lease_s} - 1.5 * IDLE_S\n"
         'run("1"); run("1"); print(spare(), flush=True); time.sleep(600)'
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten import Sandbox
-from tests.acceptance.conftest import REPOSITORY, sandkasten
+from tests.acceptance.conftest import sandkasten
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ def _make_and_kill(how: str, wait_for: str | None = None) -> tuple[str, str]:
         [sys.executable, "-c", MAKER, how],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
     )
     with maker:
         assert maker.stdout is not None

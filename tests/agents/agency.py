@@ -8,25 +8,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.daemon.agent_services import agent_service
-from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.persistent_stores import open_books
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.runs.run_values import AgentRunRequest, RunEvent, RunRow, WorkflowRunRequest
-from sandkasten.store.run_directory import RunDirectory
+from sandkasten_agents.agent_assembly import agent_service
+from sandkasten_runtime.assembly.backend_registry import prepare_data_dir
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.store.run_directory import RunDirectory
+from sandkasten_server.daemon.persistent_stores import open_books
 from tests.models.server import Answer, Asked, Call, ScriptedModel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
-    from sandkasten.agents.agent_service import AgentService
-    from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.engine.engine import Engine
     from sandkasten.ports import FileStore
+    from sandkasten_agents.agent_service import AgentService
+    from sandkasten_runtime.assembly.settings.resolver import Settings
+    from sandkasten_runtime.engine.engine import Engine
 
 WRITER = """---
 model: scripted

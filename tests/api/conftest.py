@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.api.response import sse
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.errors import SessionNotFound
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_server.api.response import sse
 from tests.api.daemon_in_process import serving
 from tests.patience import PATIENCE_S
 from tests.store.memory_store import MemoryJournal
 
 if TYPE_CHECKING:
-    from sandkasten.engine.engine import Engine
+    from sandkasten_runtime.engine.engine import Engine
 
 
 async def _emptied(engine: Engine) -> None:

@@ -6,19 +6,21 @@ import asyncio
 import json
 import socket
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import uvicorn
 
-from sandkasten.api.http_app import App
-from sandkasten.api.request.authentication import Doorkeeper
-from sandkasten.api.routes.route_table import ALL
-from sandkasten.api.server_context import Server
-from sandkasten.daemon.http.http_protocol import guarded
-from sandkasten.daemon.http.websocket_protocol import guarded_websocket
-from sandkasten.engine.clock import SystemClock
+from sandkasten_agents.lazy_agents import LazyAgents
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.api.http_app import App
+from sandkasten_server.api.request.authentication import Doorkeeper
+from sandkasten_server.api.routes.route_table import route_table
+from sandkasten_server.api.server_context import DaemonFacts, Server, Stores
+from sandkasten_server.daemon.http.http_protocol import guarded
+from sandkasten_server.daemon.http.websocket_protocol import guarded_websocket
+from sandkasten_tools.lazy_tools import LazyTools
 from tests.api.openapi_check import check
 from tests.api.streamed_routes import CountedStreams
 from tests.patience import PATIENCE_S
@@ -26,8 +28,8 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from sandkasten.api.route import Route
-    from sandkasten.engine.engine import Engine
+    from sandkasten_runtime.engine.engine import Engine
+    from sandkasten_server.api.route import Route
 
 
 @dataclass(slots=True)
@@ -68,16 +70,39 @@ class Daemon:
         return str(reply.json["id"])
 
 
+class OpenAgents:
+    """Agents that are open already."""
+
+    def __init__(self, agents: object) -> None:
+        self._agents = agents
+
+    async def open(self) -> object:
+        return self._agents
+
+
+def _taken(parts: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Remove the parts that are fields of a class, and return them."""
+    return {field.name: parts.pop(field.name) for field in fields(kind) if field.name in parts}
+
+
 @asynccontextmanager
 async def serving(
     engine: Engine, *, more: Sequence[Route] = (), **parts: Any
 ) -> AsyncIterator[Daemon]:
-    """Serve a daemon, with `more` routes; `parts` replace fields of `Server`."""
+    """Serve a daemon, with `more` routes; `parts` replace fields of `Server` and of what it has.
+
+    `agents` are those that the routes of agents find.
+    """
     clock = SystemClock()
+    if "agents" in parts:
+        agents = OpenAgents(parts.pop("agents"))
+        parts["services"] = {LazyAgents: agents, LazyTools: agents}
     parts.setdefault("doorkeeper", Doorkeeper(clock=clock, open_loopback=True))
-    server = Server(engine=engine, clock=clock, **parts)
+    stores = Stores(**_taken(parts, Stores))
+    facts = DaemonFacts(**_taken(parts, DaemonFacts))
+    server = Server(engine=engine, clock=clock, stores=stores, facts=facts, **parts)
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    streams = CountedStreams(App(server, (*ALL, *more)))
+    streams = CountedStreams(App(server, (*route_table().routes, *more)))
     config = uvicorn.Config(
         streams,
         log_config=None,

@@ -7,19 +7,19 @@ import threading
 from typing import TYPE_CHECKING
 
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.agent_services import agent_service
-from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.persistent_stores import Books, open_books
-from sandkasten.engine.clock import SystemClock
+from sandkasten_agents.agent_assembly import agent_service
+from sandkasten_runtime.assembly.backend_registry import prepare_data_dir
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.daemon.persistent_stores import Books, open_books
 from tests.api.daemon_in_process import serving
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.engine.engine import Engine
     from sandkasten.ports.agent_ports import Agents
+    from sandkasten_runtime.engine.engine import Engine
 
 
 class DaemonThread:

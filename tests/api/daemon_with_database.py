@@ -5,18 +5,18 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.persistent_stores import open_books
-from sandkasten.engine.clock import SystemClock
+from sandkasten_runtime.assembly.backend_registry import prepare_data_dir
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.api.request.authentication import Doorkeeper
+from sandkasten_server.daemon.persistent_stores import open_books
 from tests.api.daemon_in_process import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from sandkasten.engine.engine import Engine
+    from sandkasten_runtime.engine.engine import Engine
     from tests.api.daemon_in_process import Daemon
 
 OPERATOR = "the-operators-own-key-of-this-test"

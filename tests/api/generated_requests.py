@@ -14,7 +14,7 @@ from schemathesis.core import NotSet
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.specs.openapi import checks
 
-from sandkasten.api.request.field_schemas import AT_MOST_ONE, EXACTLY_ONE
+from sandkasten_server.api.request.field_schemas import AT_MOST_ONE, EXACTLY_ONE
 from tests.api.openapi_check import check, described
 from tests.patience import PATIENCE_S
 

@@ -8,7 +8,7 @@ import base64
 import aiohttp
 import pytest
 
-from sandkasten.api.routes.route_table import ALL
+from sandkasten_server.api.routes.route_table import route_table
 from tests.api.daemon_in_process import serving
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
@@ -81,7 +81,7 @@ TYPED = {"WS /v1/sessions/{id}/pty"}
 
 
 def test_every_route_of_a_session_has_a_decision():
-    routes = [one for one in ALL if one.path.startswith("/v1/sessions")]
+    routes = [one for one in route_table().routes if one.path.startswith("/v1/sessions")]
     decided = {
         **{f"GET {path}": "none" for path in READS},
         **dict.fromkeys(WORK, "work"),

@@ -10,13 +10,13 @@ import shlex
 
 import pytest
 
-from sandkasten.api.previews.preview_access import Previews
-from sandkasten.api.previews.preview_rules import PreviewRules
-from sandkasten.api.request.request_audit import action_of
-from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.audit_chain import check_lines
-from sandkasten.store.preview_directory import PreviewDirectory
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.api.previews.preview_access import Previews
+from sandkasten_server.api.previews.preview_rules import PreviewRules
+from sandkasten_server.api.request.request_audit import action_of
+from sandkasten_server.records.preview_directory import PreviewDirectory
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.patience import PATIENCE_S

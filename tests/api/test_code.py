@@ -9,8 +9,8 @@ import pytest
 
 from sandkasten import AsyncSandbox, CodeDisplay, ContextNotFound, KernelNotFound
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.model.commands.code_values import CodeRequest
+from sandkasten_runtime.assembly.engine_assembly import open_engine
 from tests.api.daemon_in_process import serving
 from tests.api.events import events
 from tests.cli.terminal import Person
@@ -135,7 +135,7 @@ async def test_the_command_line_prints_output_and_saves_pictures(real_daemon, bo
     code = "print('hi'); display({'image/png': 'iVBORw0K'}, raw=True); 1 / 0"
     words = ["--url", real_daemon.url, "code", box, "-c", code, "--save", str(tmp_path)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sandkasten.cli", *words), stdout=-1, stderr=-1
+        *(sys.executable, "-m", "sandkasten_server.cli", *words), stdout=-1, stderr=-1
     )
     out, err = await process.communicate()
     assert (process.returncode, out) == (1, b"hi\n")
@@ -147,7 +147,7 @@ async def test_a_prompt_interrupts_switches_languages_and_keeps_its_history(
     real_daemon, box, tmp_path
 ):
     words = ["env", f"XDG_STATE_HOME={tmp_path}", "TERM=dumb", sys.executable]
-    words += ["-m", "sandkasten.cli", "--url", real_daemon.url, "code", box]
+    words += ["-m", "sandkasten_server.cli", "--url", real_daemon.url, "code", box]
     steps = (
         ("", ">>> "),
         ("x = 40 + 1\n", ">>> "),

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plugins.docker.tests.site import nothing_left, opened
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.errors import ContextNotFound
 from sandkasten.model.commands.code_values import CodeRequest, ContextRequest
-from sandkasten.model.images.known_images import KNOWN_IMAGES
+from sandkasten.model.images.known_images import DENO, JJAVA
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from tests.docker.site import nothing_left, opened
+from sandkasten_runtime.assembly.engine_assembly import open_engine
 from tests.engines import lent, stock
 
 if TYPE_CHECKING:
-    from sandkasten.engine.engine import Engine
     from sandkasten.model.commands.code_values import CodeResult
+    from sandkasten_runtime.engine.engine import Engine
 
 pytestmark = [
     pytest.mark.anyio,
@@ -111,7 +111,7 @@ async def test_javascript_and_typescript_run_in_deno(tmp_path: Path):
     engine = await open_engine(found)
     box = ""
     try:
-        packages = SandboxOptions(pip_packages=("deno==2.7.14",))
+        packages = SandboxOptions(pip_packages=(DENO,))
         box = (await engine.create(CreateRequest(packages))).id
         assert {"javascript", "typescript"} <= set(await engine.code.languages(box))
 
@@ -143,7 +143,7 @@ async def test_java_runs_in_jjava(tmp_path: Path):
     engine = await open_engine(settings(ServerAddress(str(tmp_path / "data"), "local")))
     box = ""
     try:
-        options = SandboxOptions(pip_packages=("jjava==1.0a8",), env={"GIVEN": "first"})
+        options = SandboxOptions(pip_packages=(JJAVA,), env={"GIVEN": "first"})
         box = (await engine.create(CreateRequest(options))).id
 
         async def run(code: str, **more: Any) -> CodeResult:
@@ -161,40 +161,6 @@ async def test_java_runs_in_jjava(tmp_path: Path):
         endless = await run("while (true) {}", timeout_seconds=0.5)
         assert (endless.status, endless.kernel_restarted) == ("timed_out", False)
         assert (await run("a")).text == "41"
-    finally:
-        if box:
-            await engine.destroy(box)
-        await engine.aclose()
-
-
-@pytest.mark.timeout(300)
-async def test_the_code_interpreter_displays_pictures_of_pillow(tmp_path: Path):
-    """Its image loads this extension in every kernel."""
-    commands = KNOWN_IMAGES["code-interpreter-v1"].commands
-    (command,) = [one for one in commands if "pillow_display.py" in one]
-    source = command.split("<<'END'\n")[1].split("END\n")[0]
-    engine = await open_engine(settings(ServerAddress(str(tmp_path / "data"), "local")))
-    box = ""
-    try:
-        options = SandboxOptions(pip_packages=("pillow",))
-        box = (await engine.create(CreateRequest(options))).id
-        await engine.files.write(box, "/workspace/pillow_display.py", source.encode())
-
-        async def pictures(code: str) -> list[bool]:
-            result = await engine.code.run(box, CodeRequest(code))
-            assert result.error is None, result.error
-            return [one.png is not None for one in result.results]
-
-        load = "import io, sys; sys.path.insert(0, '/workspace')\n%load_ext pillow_display"
-        assert (
-            await pictures(f"{load}\nfrom PIL import Image; one = Image.new('RGB', (2, 2))") == []
-        )
-        assert await pictures("one.show()") == [True]
-        assert await pictures("one.save('a.png'); assert Image.open('a.png').size == (2, 2)") == [
-            True
-        ]
-        assert await pictures("one.save(io.BytesIO(), 'png')") == []
-        assert await pictures("one") == [True]
     finally:
         if box:
             await engine.destroy(box)

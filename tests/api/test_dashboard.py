@@ -6,15 +6,15 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from sandkasten.api.dashboard.browser_logins import (
+from sandkasten.errors import PolicyDenied, Unauthorized
+from sandkasten_server.api.dashboard.browser_logins import (
     LOGIN_S,
     MAX_LOGINS,
     TICKET_S,
     Credentials,
     Logins,
 )
-from sandkasten.api.dashboard.dashboard_assets import read_assets
-from sandkasten.errors import PolicyDenied, Unauthorized
+from sandkasten_server.api.dashboard.dashboard_assets import read_assets
 from tests.api.daemon_in_process import serving
 from tests.client.http.served import KEY, served
 

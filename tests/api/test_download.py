@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from sandkasten.api.response import streamed_response
-from sandkasten.api.response.byte_ranges import (
+from sandkasten_server.api.response import streamed_response
+from sandkasten_server.api.response.byte_ranges import (
     FileVersion,
     Span,
     Unsatisfiable,

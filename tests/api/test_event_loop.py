@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from pydantic import ValidationError
 
-from sandkasten.api.routes.route_table import ALL
+from sandkasten_server.api.routes.route_table import route_table
 from tests.api.daemon_in_thread import DaemonThread
 from tests.hostwatch import loopwatch
 from tests.patience import PATIENCE_S
@@ -30,7 +30,7 @@ from tests.shared_sandbox_cases import few
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sandkasten.api.route import Route
+    from sandkasten_server.api.route import Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("P40"), pytest.mark.timeout(900)]
 
@@ -41,7 +41,11 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n
 # Just below the number of values that are parsed at all.
 MANY = 90_000
 # The same handlers are served below /v1.
-ROUTES = [one for one in ALL if f"/v1{one.path}" not in {other.path for other in ALL}]
+ROUTES = [
+    one
+    for one in route_table().routes
+    if f"/v1{one.path}" not in {other.path for other in route_table().routes}
+]
 # They last as long as the client stays.
 FOLLOWS = ("/fs/watch",)
 

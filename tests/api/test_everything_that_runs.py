@@ -9,25 +9,24 @@ import asyncio
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import pytest
 
-from sandkasten.agents.tools.tool_schemas import TOOLS
-from sandkasten.api.routes.route_table import ALL
-from sandkasten.compat.e2b.connect_codec import STREAM, envelope
-from sandkasten.compat.e2b.e2b_assembly import open_e2b
+from sandkasten_e2b.connect_codec import STREAM, envelope
+from sandkasten_e2b.e2b_assembly import open_e2b
+from sandkasten_server.api.routes.route_table import route_table
+from sandkasten_tools.calls.tool_schemas import TOOLS
 from tests.client.http.served import Served, served
 from tests.patience import PATIENCE_S
+from tests.repo import tree
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 pytestmark = pytest.mark.promise("P87")
 
-SOURCE: Final = Path(__file__).parents[2] / "src" / "sandkasten"
 CODE: Final = "# ways\nprint('way')"
 ENV: Final = {"BASH_ENV": "/hush"}
 
@@ -224,17 +223,17 @@ QUIET_TOOLS: Final = {
 }
 # `held_interpreters` starts an interpreter that waits; the command that gets it is recorded.
 STARTERS: Final = {
-    "engine/commands/exec_follower.py",
-    "engine/commands/execution.py",
-    "engine/commands/terminals.py",
-    "engine/oneshot/held_interpreters.py",
-    "engine/oneshot/run_to_end.py",
+    "sandkasten_runtime.engine.commands.exec_follower",
+    "sandkasten_runtime.engine.commands.execution",
+    "sandkasten_runtime.engine.commands.terminals",
+    "sandkasten_runtime.engine.oneshot.held_interpreters",
+    "sandkasten_runtime.engine.oneshot.run_to_end",
 }
 
 
 async def test_every_route_and_tool_is_known_to_run_something_or_not():
     async with open_e2b(b"k" * 32, {}) as routes:
-        found = {f"{one.method} {one.path}" for one in (*ALL, *routes)}
+        found = {f"{one.method} {one.path}" for one in (*route_table().routes, *routes)}
     known = {name for name in WAYS if " /" in name} | THROUGH_OTHERS
     assert known <= found
     assert [name for name in sorted(found - known) if not NOTHING.fullmatch(name)] == []
@@ -244,8 +243,8 @@ async def test_every_route_and_tool_is_known_to_run_something_or_not():
 def test_nothing_else_starts_a_program_in_a_sandbox():
     asks = re.compile(r"(?:call|stream)\(\s*\"exec\.start\"|verb, fields = \"exec\.start\"")
     found = {
-        str(path.relative_to(SOURCE))
-        for path in SOURCE.rglob("*.py")
+        module
+        for module, path in tree.modules().items()
         if asks.search(path.read_text()) and path.name != "selftest.py"
     }
     assert found == STARTERS

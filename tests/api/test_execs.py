@@ -235,7 +235,7 @@ async def test_the_history_combines_the_sandbox_and_the_journal(daemon, box, jou
     assert [one["exec_id"] for one in listed.json] == [second, first]
     assert listed.json[0]["exit_code"] == 3
 
-    daemon.server.journal = daemon.server.engine._history._journal = journal
+    daemon.server.stores.journal = daemon.server.engine._history._journal = journal
     row = SessionRow(session, "default", "host", "unisolated", created_at=1.0)
     await journal.begin_session(row)
     old = ExecRow("exe_old", session, "default", "make", "completed", 1.0, exit_code=2, cpu_ms=7)

@@ -14,14 +14,15 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from sandkasten.api import http_app
-from sandkasten.api.http_limits import HttpLimits
-from sandkasten.api.request.authentication import Doorkeeper
-from sandkasten.api.request.rate_limit import Rates
-from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.access.tenancy import SCOPES, Principal, TenantQuota
 from sandkasten.model.journal_rows import KeyRow
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.api import http_app
+from sandkasten_server.api.http_limits import HttpLimits
+from sandkasten_server.api.request.authentication import Doorkeeper
+from sandkasten_server.api.request.rate_limit import Rates
+from sandkasten_server.api.routes.route_table import route_table
 from tests.api.daemon_in_process import serving
 from tests.api.raw import say
 from tests.patience import PATIENCE_S
@@ -311,6 +312,52 @@ async def test_a_file_of_ten_megabytes_fits_a_json_body(daemon):
     body = b'{"labels": {"a": "' + b"x" * 14_000_000 + b'"}}'
     reply = await daemon.ask("POST", "/v1/sessions", data=io.BytesIO(body), headers=JSON)
     assert (reply.status, reply.json["code"]) == (400, "INVALID_REQUEST")
+
+
+LONG = "a" * 300_000
+_MOST_ANSWER = 100_000
+# They take long.
+_NOT_TRIED = {"/v1/images/pull", "/v1/images/build"}
+
+
+def _string_fields():
+    """Yield each field of a JSON body that may be a string, with its route and what else the body
+    must have.
+    """
+    for route in route_table().routes:
+        if route.body is None or route.path in _NOT_TRIED:
+            continue
+        fields = {field.alias or name: field for name, field in route.body.model_fields.items()}
+        required = {name: "x" for name, field in fields.items() if field.is_required()}
+        for name, field in fields.items():
+            if "str" in str(field.annotation):
+                yield route.method, route.path, {**required, name: LONG}
+
+
+@pytest.mark.promise("P40")
+async def test_no_error_repeats_a_long_value_of_a_client(daemon):
+    """An error is encoded at once, and kept in memory for a client that does not read it."""
+    box = await daemon.session()
+    tried, large = 0, []
+    for method, path, body in _string_fields():
+        path = path.replace("{id}", box)
+        reply = await daemon.ask(method, re.sub(r"\{[a-z_:]+\}", "x", path), body)
+        tried += 1
+        if reply.status >= 400 and len(reply.raw) > _MOST_ANSWER:
+            long = [name for name, value in body.items() if value is LONG]
+            large.append((method, path, long, reply.status, len(reply.raw)))
+    assert large == []
+    assert tried > 60
+
+
+async def test_a_choice_by_labels_is_bounded_before_each_label_is_compared(daemon):
+    labels = ",".join(f"k{number}=v" for number in range(1000))
+    for path in ("/v1/sessions", "/v1/run"):
+        body = {"backend": f"docker/{labels}", "code": "1"}
+        if path == "/v1/sessions":
+            body = {"backend": body["backend"], "session_key": "one"}
+        reply = await daemon.ask("POST", path, body)
+        assert (reply.status, reply.json["details"]) == (400, {"field": "backend"})
 
 
 # ---- taking one's time

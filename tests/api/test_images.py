@@ -8,16 +8,17 @@ import os
 
 import pytest
 
-from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.client.images import AsyncImages
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.storage.image_operations import EngineImages
 from sandkasten.model.access.tenancy import TenantQuota
-from sandkasten.model.images.image_info import BuiltImage, ImageProgress
-from sandkasten.model.images.known_images import KNOWN_IMAGES, KnownImage
+from sandkasten.model.images.image_info import BootstrapRequest, BuiltImage, ImageProgress
+from sandkasten.model.images.known_images import KnownImage
 from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.storage.image_operations import EngineImages
+from sandkasten_runtime.images.catalog import Images
+from sandkasten_server.api.request.authentication import Doorkeeper
 from tests.api.daemon_in_process import serving
 from tests.imagekit import docker_members, layer, members_tar, sketch
 from tests.images import registries
@@ -177,16 +178,21 @@ async def test_a_pull_reports_progress_and_ends_with_the_image(daemon, registry)
 @pytest.fixture
 def debian(monkeypatch):
     """Packages of Debian are replaced by an image of the store: mmdebstrap takes a minute."""
-    monkeypatch.setitem(KNOWN_IMAGES, "datascience", KnownImage("bookworm", ("hello",)))
 
-    async def build(self, name, suite, *, include, refresh, progress):
-        assert (name, suite, include, refresh) == ("datascience", "bookworm", ("hello",), False)
+    async def known(self, name):
+        assert name == "datascience"
+        return KnownImage("bookworm", ("hello",))
+
+    async def build(self, request, *, progress):
+        assert request == BootstrapRequest("datascience", "bookworm", ("hello",))
         if progress is not None:
             progress(ImageProgress("installing", 1, 2))
-        cached = name in {known for image in await self.list() for known in image.names}
-        return BuiltImage(await self.tag("mine:1", name), cached=cached, warnings=("one line",))
+        names = {name for image in await self.list() for name in image.names}
+        image = await self.tag("mine:1", request.name)
+        return BuiltImage(image, cached=request.name in names, warnings=("one line",))
 
     monkeypatch.setattr(EngineImages, "build_debian", build)
+    monkeypatch.setattr(Images, "known", known)
 
 
 @pytest.mark.usefixtures("debian")
@@ -218,6 +224,26 @@ async def test_build_of_a_name_without_a_definition_is_refused(daemon):
 
 
 @pytest.mark.usefixtures("patient_streams")
+@pytest.mark.parametrize("verb", ["pull", "build"])
+async def test_a_client_that_leaves_ends_what_it_waits_for(daemon, monkeypatch, verb):
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def endless(request, *, progress):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    method = "pull" if verb == "pull" else "build_known"
+    monkeypatch.setattr(daemon.server.engine.images, method, endless)
+    asking = asyncio.create_task(daemon.ask("POST", f"{I}/{verb}", {"name": "base"}))
+    async with asyncio.timeout(PATIENCE_S):
+        await begun.wait()
+        asking.cancel()
+        await ended.wait()
+
+
 async def test_an_impossible_pull_is_an_error_with_and_without_streaming(daemon, registry):
     for name in ("--privileged", f"{registry.host}/team/none:1"):
         plain = await daemon.ask("POST", f"{I}/pull", {"name": name})

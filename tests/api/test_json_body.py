@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandkasten.api.request import json_body
-from sandkasten.api.request.json_body import MAX_VALUES, parse_object
 from sandkasten.errors import InvalidRequest, PayloadTooLarge
 from sandkasten.model import json_structure
+from sandkasten_server.api.request import request_body
+from sandkasten_server.api.request.request_body import MAX_VALUES, parse_object
 
 LEAVES = st.none() | st.booleans() | st.integers(-5, 5) | st.text('a"\\:,[]{}\n\u2028', max_size=6)
 VALUES = st.recursive(
@@ -30,7 +30,7 @@ def test_every_object_is_parsed_as_it_is(value, slice_bytes, most):
     with pytest.MonkeyPatch.context() as patch:
         # Every string, escape and comma lies across the border of a slice once.
         patch.setattr(json_structure, "_SLICE", slice_bytes)
-        patch.setattr(json_body, "MAX_VALUES", most)
+        patch.setattr(request_body, "MAX_VALUES", most)
         try:
             assert parse_object(raw) == value
         except PayloadTooLarge:

@@ -136,7 +136,7 @@ async def test_another_tenants_session_answers_like_an_unknown_one(daemon):
 
 @pytest.mark.promise("P44")
 async def test_streams_of_a_key_end_when_it_is_revoked(daemon, monkeypatch):
-    monkeypatch.setattr("sandkasten.api.request.key_recheck.LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr("sandkasten_server.api.request.request_lifecycle.RECHECK_EVERY_S", 0.1)
     headers = await new_key(daemon, tenant="acme")
     made = await daemon.ask("POST", "/v1/sessions", {}, headers=headers)
     base = f"{daemon.url}/v1/sessions/{made.json['id']}"

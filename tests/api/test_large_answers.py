@@ -8,8 +8,14 @@ import json
 
 import pytest
 
-from sandkasten.api.response.json_pieces import LARGE, as_base64, as_json, is_large, json_pieces
-from sandkasten.api.response.large_answers import AT_ONCE, LargeAnswers
+from sandkasten_server.api.request.large_bodies import ANSWERS_AT_ONCE, LargeBodies
+from sandkasten_server.api.response.json_response import (
+    LARGE,
+    as_base64,
+    as_json,
+    is_large,
+    json_pieces,
+)
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.promise("P40")
@@ -53,21 +59,21 @@ def test_only_what_takes_long_is_large():
 
 
 async def test_a_tenant_waits_for_its_own_large_answers_only():
-    answers, begun, go = LargeAnswers(), [], asyncio.Event()
+    bodies, begun, go = LargeBodies(), [], asyncio.Event()
 
     async def hold(tenant):
-        async with answers.turn(tenant):
+        async with bodies.answering(tenant):
             begun.append(tenant)
             await go.wait()
 
-    tasks = [asyncio.create_task(hold("a")) for _ in range(AT_ONCE + 2)]
+    tasks = [asyncio.create_task(hold("a")) for _ in range(ANSWERS_AT_ONCE + 2)]
     tasks.append(asyncio.create_task(hold("b")))
     for _ in range(20):
         await asyncio.sleep(0)
-    assert begun == ["a"] * AT_ONCE + ["b"]
+    assert begun == ["a"] * ANSWERS_AT_ONCE + ["b"]
     go.set()
     await asyncio.gather(*tasks)
-    assert len(begun) == AT_ONCE + 3
+    assert len(begun) == ANSWERS_AT_ONCE + 3
 
 
 async def test_a_client_that_reads_nothing_keeps_no_other_tenant_waiting(daemon):
@@ -76,7 +82,7 @@ async def test_a_client_that_reads_nothing_keeps_no_other_tenant_waiting(daemon)
     box = f"/v1/sessions/{the_id}"
     await daemon.ask("POST", f"{box}/exec", {"cmd": "head -c 9000000 /dev/zero | tr '\\0' a > f"})
     stuck = []
-    for _ in range(AT_ONCE):
+    for _ in range(ANSWERS_AT_ONCE):
         _, writer = await asyncio.open_connection("127.0.0.1", daemon.port)
         writer.write(f"GET {box}/fs/read?path=f HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         stuck.append(writer)

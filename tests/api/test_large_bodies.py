@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from sandkasten.api.request import http_call, large_bodies
-from sandkasten.api.request.json_body import parse_object
-from sandkasten.api.request.large_bodies import AT_ONCE, LARGE_BYTES, LargeBodies
+from sandkasten_server.api.request import http_call, large_bodies
+from sandkasten_server.api.request.large_bodies import AT_ONCE, LARGE_BYTES, LargeBodies
+from sandkasten_server.api.request.request_body import parse_object
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.promise("P40")

@@ -17,21 +17,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.api.previews.preview_access import Previews
-from sandkasten.api.previews.preview_rules import PreviewRules
-from sandkasten.api.route import JSON
-from sandkasten.api.routes import images, runs, stats
-from sandkasten.api.routes.route_table import ALL
-from sandkasten.compat.e2b.connect_codec import STREAM, envelope
-from sandkasten.compat.e2b.e2b_assembly import open_e2b
-from sandkasten.compat.e2b.e2b_dialect import STREAMS
-from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import ConnectionRefused
 from sandkasten.model.commands.exec_values import ExecRequest
-from sandkasten.store.preview_directory import PreviewDirectory
+from sandkasten_agents.lazy_agents import LazyAgents
+from sandkasten_agents.routes import runs
+from sandkasten_e2b.connect_codec import STREAM, envelope
+from sandkasten_e2b.e2b_assembly import open_e2b
+from sandkasten_e2b.e2b_dialect import STREAMS
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.api.previews.preview_access import Previews
+from sandkasten_server.api.previews.preview_rules import PreviewRules
+from sandkasten_server.api.route import JSON
+from sandkasten_server.api.routes import images, stats
+from sandkasten_server.api.routes.route_table import route_table
+from sandkasten_server.records.preview_directory import PreviewDirectory
+from tests.api.daemon_in_process import OpenAgents
 from tests.api.daemon_with_database import AS_OPERATOR, booked
 from tests.api.streamed_routes import LARGE_JSON, PREVIEW, STREAMED
-from tests.compat.e2b_requests import TOKENS
+from tests.e2b_requests import TOKENS
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -221,7 +224,7 @@ async def stored_file(world: World) -> bytes:
         for _ in range(64):
             yield bytes(MB)
 
-    await world.daemon.server.files.put("default", "big", content())
+    await world.daemon.server.stores.files.put("default", "big", content())
     return world.get("/v1/files/big")
 
 
@@ -232,8 +235,8 @@ async def audit_log(world: World) -> bytes:
         def __getattr__(self, name: str) -> Any:
             return getattr(log, name)
 
-    log = world.daemon.server.audit
-    world.daemon.server.audit = Endless()
+    log = world.daemon.server.stores.audit
+    world.daemon.server.stores.audit = Endless()
     return world.get("/v1/audit/export")
 
 
@@ -303,7 +306,7 @@ def run_events(path: str) -> Callable[[World], Awaitable[bytes]]:
         async def found(_: object) -> None:
             pass
 
-        world.daemon.server.agents = object()
+        world.daemon.server.services[LazyAgents] = OpenAgents(object())
         world.monkeypatch.setattr(runs, "_stream", endless)
         world.monkeypatch.setattr(runs, "_workflow_run", found)
         return world.events("GET", path)
@@ -404,11 +407,14 @@ async def test_every_route_that_streams_has_a_case() -> None:
     async with open_e2b(b"k" * 32, {}) as e2b:
         streamed = {
             (route.method, route.path)
-            for route in (*ALL, *e2b)
+            for route in (*route_table().routes, *e2b)
             if (route.gives != (JSON,) or route.dialect is STREAMS or route.method == "WS")
             and route.path not in RECEIVES
         }
-        known = {(route.method, route.path) for route in (*ALL, *e2b)} | {LARGE_JSON, PREVIEW}
+        known = {(route.method, route.path) for route in (*route_table().routes, *e2b)} | {
+            LARGE_JSON,
+            PREVIEW,
+        }
     assert streamed - WHOLE <= STREAMED <= known
     assert {route for route, _ in CASES} == STREAMED
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.api.files import multipart_form
-from sandkasten.api.files.multipart_form import Form
 from sandkasten.errors import InvalidRequest
+from sandkasten_server.api.files import multipart_form
+from sandkasten_server.api.files.multipart_form import Form
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,12 +8,12 @@ import re
 import pytest
 from jsonschema_rs import Draft202012Validator, meta
 
-from sandkasten.api.error_responses import STATUS
-from sandkasten.api.response.openapi_document import document
-from sandkasten.api.route import EVENTS
-from sandkasten.api.routes.route_table import ALL
 from sandkasten.errors import ImageNotFound, RegistryUnavailable, SandkastenError
 from sandkasten.model.sandbox.network_policy import parse_network
+from sandkasten_server.api.error_responses import STATUS
+from sandkasten_server.api.response.openapi_document import document
+from sandkasten_server.api.route import EVENTS
+from sandkasten_server.api.routes.route_table import route_table
 from tests.api.openapi_check import check
 from tests.repo import tree
 
@@ -23,13 +23,13 @@ ERRORS = json.loads((tree.ROOT / "spec" / "errors.json").read_text())["errors"]
 
 @pytest.mark.promise("P37")
 async def test_the_openapi_file_equals_the_served_document(daemon):
-    daemon.server.version = DOCUMENT["info"]["version"]
+    daemon.server.facts.version = DOCUMENT["info"]["version"]
     served = (await daemon.ask("GET", "/openapi.json")).json
     assert served == DOCUMENT, "run .venv/bin/python scripts/reference.py"
 
 
 def test_every_route_is_in_the_document_with_its_parameters():
-    for route in ALL:
+    for route in route_table().routes:
         path = re.sub(r"\{([a-z_]+)(:path)?\}", r"{\1}", route.path)
         method = {"ANY": "post", "WS": "get"}.get(route.method, route.method.lower())
         about = DOCUMENT["paths"][path][method]
@@ -101,11 +101,15 @@ def test_an_answer_that_violates_the_document_is_detected():
 
 
 def test_other_routes_give_another_document():
-    assert document(ALL[:1], "1")["paths"].keys() == {ALL[0].path}
+    assert document(route_table().routes[:1], "1")["paths"].keys() == {route_table().routes[0].path}
 
 
 def test_every_route_that_makes_a_sandbox_of_an_image_may_miss_the_registry():
-    makes = [one for one in ALL if one.body is not None and "image" in one.body.model_fields]
+    makes = [
+        one
+        for one in route_table().routes
+        if one.body is not None and "image" in one.body.model_fields
+    ]
     assert {one.path for one in makes} >= {"/v1/sessions", "/v1/run"}
     for one in makes:
         if ImageNotFound in one.errors:
@@ -115,7 +119,7 @@ def test_every_route_that_makes_a_sandbox_of_an_image_may_miss_the_registry():
 def test_every_query_that_follows_answers_with_events():
     follows = [
         one
-        for one in ALL
+        for one in route_table().routes
         if one.query is not None
         for field in one.query.model_fields.values()
         if "server-sent events" in (field.description or "")
@@ -127,7 +131,7 @@ def test_every_query_that_follows_answers_with_events():
 @pytest.mark.parametrize("limits", [None, {}, {"connections": None}, {"connections": 4}])
 def test_null_is_like_a_limit_that_is_left_out(limits):
     network = {"allow": ["example.com"], "limits": limits}
-    schema = document(ALL, "test")["components"]["schemas"]["CreateBody"]
+    schema = document(route_table().routes, "test")["components"]["schemas"]["CreateBody"]
     found = Draft202012Validator({**schema["properties"]["network"], "components": {}})
     assert found.is_valid(network)
     asked = {name: one for name, one in (limits or {}).items() if one is not None}

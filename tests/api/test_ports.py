@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from websockets.client import ClientProtocol
 
-from sandkasten.api.proxy.proxy_redirects import kept_inside
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten_contract.shared_sandbox_cases import each
+from sandkasten_server.api.proxy.proxy_redirects import kept_inside
 from tests.api.inner_servers import ECHO, FRAGMENTS, GARBAGE, HOSTILE, PLAIN
 from tests.api.raw import say
 from tests.patience import PATIENCE_S
@@ -262,14 +262,21 @@ async def test_a_redirect_never_leads_to_the_daemon_itself(real_daemon, hostile,
     ],
 )
 def test_a_redirect_is_read_as_a_client_over_tls_reads_it(given, seen, ours, scheme):
-    found = kept_inside(given, port=8003, path="/a", prefix="/p", ours=(ours,), scheme=scheme)
+    found = kept_inside(
+        given, port=8003, path="/a", prefix="/p", own_addresses=(ours,), scheme=scheme
+    )
     assert found == seen
 
 
 def test_a_redirect_to_the_inner_servers_own_address_stays_below_the_port():
     for port, given in ((80, "http://localhost/x"), (8003, "http://127.0.0.1:8003/x")):
         found = kept_inside(
-            given, port=port, path="/", prefix="/p", ours=("box.example:8080",), scheme="https"
+            given,
+            port=port,
+            path="/",
+            prefix="/p",
+            own_addresses=("box.example:8080",),
+            scheme="https",
         )
         assert found == "/p/x"
 
@@ -287,7 +294,7 @@ def test_a_redirect_to_the_inner_servers_own_address_stays_below_the_port():
     ],
 )
 def test_a_redirect_is_compared_with_every_address_of_the_daemon(given, ours, seen):
-    found = kept_inside(given, port=8003, path="/", prefix="/p", ours=ours, scheme="http")
+    found = kept_inside(given, port=8003, path="/", prefix="/p", own_addresses=ours, scheme="http")
     assert found == seen
 
 

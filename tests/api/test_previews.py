@@ -10,8 +10,6 @@ import re
 import aiohttp
 import pytest
 
-from sandkasten.api.previews.preview_access import Previews, cookies_of
-from sandkasten.api.previews.preview_rules import PreviewRules
 from sandkasten.client.port_forward import forwarding
 from sandkasten.errors import (
     ConnectionRefused,
@@ -31,8 +29,11 @@ from sandkasten.model.access.preview_links import (
 )
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import SandboxId
-from sandkasten.store import preview_directory
-from sandkasten.store.preview_directory import PreviewDirectory
+from sandkasten_server.api.previews.preview_access import Previews, cookies_of
+from sandkasten_server.api.previews.preview_rules import PreviewRules
+from sandkasten_server.api.request.request_guard import PreviewHosts
+from sandkasten_server.records import preview_directory
+from sandkasten_server.records.preview_directory import PreviewDirectory
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.api.inner_servers import APPLICATION
@@ -545,6 +546,26 @@ async def test_a_tunnel_carries_bytes_and_the_end_of_either_side(served):
 )
 def test_a_host_name_stands_for_a_port(name, target):
     assert target_of(name, "localhost") == (target and PreviewTarget(*target))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_preview"),
+    [
+        ("8000-sbx-0123456789abcdef.preview.example.com", True),
+        ("other.preview.example.com", True),
+        ("8000-sbx-0123456789abcdef.localhost.", True),
+        ("localhost.", True),
+        ("localhost", False),
+        ("preview.example.com", False),
+        ("api.preview.example.com", False),
+        ("8000-api.preview.example.com", True),
+        ("xpreview.example.com", False),
+    ],
+)
+def test_a_host_name_below_a_domain_of_previews_does_not_name_the_api(name, is_preview):
+    names_of_the_api = ("api.preview.example.com", "8000-api.preview.example.com")
+    hosts = PreviewHosts("localhost", "preview.example.com")
+    assert hosts.covers(name, names_of_the_api) is is_preview
 
 
 def test_a_token_is_bound_to_its_key_kind_and_port():

@@ -8,8 +8,8 @@ import json
 import aiohttp
 import pytest
 
-from sandkasten.store.record_rules import RecordingRules
-from sandkasten.store.recording_directory import RecordingDirectory
+from sandkasten_runtime.store.record_rules import RecordingRules
+from sandkasten_server.records.recording_directory import RecordingDirectory
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.promise("P38")

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from sandkasten import SandboxClient
-from sandkasten.agents.tools.tool_schemas import TOOLS
-from sandkasten.api.request.authentication import Doorkeeper
-from sandkasten.api.routes.route_table import ALL
 from sandkasten.client.run_once import run_async
 from sandkasten.client.server.agents_transport import agents_of
 from sandkasten.client.server.daemon_or_embedded import ServerAddress
 from sandkasten.client.server.server_pool import open_transport
-from sandkasten.daemon.agent_services import agent_service
-from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.persistent_stores import open_books
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded, SessionNotFound
-from sandkasten.mcp.remote_caller import RemoteCaller, remote_shapes
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
+from sandkasten_agents.agent_assembly import agent_service
+from sandkasten_runtime.assembly.backend_registry import prepare_data_dir
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.api.request.authentication import Doorkeeper
+from sandkasten_server.api.routes.route_table import route_table
+from sandkasten_server.daemon.persistent_stores import open_books
+from sandkasten_tools.calls.tool_schemas import TOOLS
+from sandkasten_tools.remote_caller import RemoteCaller, remote_shapes
 from tests.agents.agency import environ_for, files_in, played, until
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, new_key
@@ -306,7 +306,9 @@ async def acme_key(daemon: Daemon, scopes: object, **quota: float) -> dict[str, 
 
 
 def scopes_of(row: Row) -> set[str]:
-    [scope] = {route.scope for route in ALL if f"{route.method} {route.path}" == row.route}
+    [scope] = {
+        route.scope for route in route_table().routes if f"{route.method} {route.path}" == row.route
+    }
     return {scope or "sessions", *row.scopes}
 
 
@@ -352,7 +354,7 @@ def _plain(event: object) -> str:
 
 
 def test_every_route_has_a_row():
-    there = {f"{route.method} {route.path}" for route in ALL}
+    there = {f"{route.method} {route.path}" for route in route_table().routes}
     assert there == {row.route for row in ROWS} | {TOOL_ROUTE}
 
 
@@ -374,6 +376,7 @@ SENT = tuple(row for row in ROWS if row.sent)
 
 @pytest.mark.parametrize("quota", COUNTED)
 @pytest.mark.usefixtures("patient_streams")
+@pytest.mark.slow
 async def test_zero_quota_refuses_what_costs_something(daemon, quota):
     session = await prepared_session(daemon)
     keys: dict[frozenset[str], dict[str, str]] = {}
@@ -388,6 +391,7 @@ async def test_zero_quota_refuses_what_costs_something(daemon, quota):
     assert wrong == []
 
 
+@pytest.mark.slow
 async def test_key_without_quota_is_never_refused(daemon):
     session = await prepared_session(daemon)
     for row in SENT:
@@ -399,7 +403,7 @@ async def test_key_without_quota_is_never_refused(daemon):
 async def test_missing_scope_is_refused_on_every_route(daemon):
     session = await prepared_session(daemon)
     without = {scope: await acme_key(daemon, SCOPES - {scope, "admin"}) for scope in SCOPES}
-    for route in ALL:
+    for route in route_table().routes:
         if route.scope is None or route.scope == "any key":
             continue
         path = route.path.replace("{id}", session).replace(":path}", "}")
@@ -445,7 +449,7 @@ async def test_exceeded_rate_is_refused_on_every_route(daemon):
     # The first request empties the bucket for a thousand seconds.
     key = await acme_key(daemon, SCOPES, requests_per_second=0.001)
     assert (await daemon.ask("GET", "/v1/sessions", headers=key)).status == 200
-    for route in ALL:
+    for route in route_table().routes:
         if route.scope is None or route.method == "WS":
             continue
         method = "GET" if route.method == "ANY" else route.method
@@ -541,7 +545,7 @@ async def test_journal_records_the_key_of_each_sandbox(daemon):
     }
     for count, (path, body) in enumerate(ways.items(), 1):
         assert (await daemon.ask("POST", path, body, headers=key)).status in (200, 201), path
-        journal = daemon.server.journal
+        journal = daemon.server.stores.journal
         assert journal is not None
         await journal.flush()
         rows = await journal.sessions("acme")
@@ -577,7 +581,7 @@ async def test_the_command_line_reports_the_quota(daemon, command, tmp_path):
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "sandkasten.cli",
+        "sandkasten_server.cli",
         *command,
         cwd=tmp_path,
         env={

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.model.sandbox.session_joins import OPTION_RULES
+from sandkasten_runtime.assembly.engine_assembly import open_engine
 from tests.api.daemon_in_process import serving
 
 ASKED: dict[str, Any] = {

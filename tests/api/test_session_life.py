@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sandkasten.api.request.authentication import Doorkeeper
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.sandbox.limits import MIB
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.api.request.authentication import Doorkeeper
 from tests.api.daemon_in_process import serving
 from tests.engine.test_journal import until
 from tests.store.memory_store import MemoryJournal

@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from sandkasten.engine.lifecycle import sandboxes
+from sandkasten_runtime.engine.lifecycle import sandboxes
 from tests.api.daemon_in_process import serving
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S

@@ -7,7 +7,7 @@ import base64
 import aiohttp
 import pytest
 
-from sandkasten.api.request.socket_protocols import with_credentials
+from sandkasten_server.api.request.socket_protocols import with_credentials
 from tests.client.http.served import KEY, served
 
 

@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.persistent_stores import open_books
-from sandkasten.engine.clock import SystemClock
-from sandkasten.store.content_files import Content
-from sandkasten.store.file_store import DiskFileStore
-from sandkasten.store.record_rules import FileRules
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.store.record_rules import FileRules
+from sandkasten_server.daemon.persistent_stores import open_books
+from sandkasten_server.records.content_files import Content
+from sandkasten_server.records.file_store import DiskFileStore
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.patience import PATIENCE_S

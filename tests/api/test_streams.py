@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sandkasten.api.response import sse
+from sandkasten_server.api.response import sse
 from tests.api.events import Event, events
 from tests.engine.injections import GO, UNTIL_GO
 from tests.patience import PATIENCE_S

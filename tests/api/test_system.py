@@ -9,15 +9,7 @@ import aiohttp
 import pytest
 from starlette.responses import Response
 
-from sandkasten.api.http_limits import HttpLimits
-from sandkasten.api.request.authentication import Doorkeeper
-from sandkasten.api.request.request_log import RefusalLines
-from sandkasten.api.response.docs_page import CSP, page
-from sandkasten.api.routes import ports, system
-from sandkasten.backends.backend_catalog import CAPABILITIES
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.access.tenancy import SCOPES, TenantQuota
 from sandkasten.model.backends.backend_features import BackendReport
@@ -25,9 +17,18 @@ from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.network_policy import NetworkCounts
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
-from sandkasten.telemetry.json_log import JsonLines
-from sandkasten.telemetry.log_events import FanOut, LogEvents
-from sandkasten.telemetry.metrics import Metrics
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.backends.backend_catalog import CAPABILITIES
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.telemetry.json_log import JsonLines
+from sandkasten_runtime.telemetry.log_events import FanOut, LogEvents
+from sandkasten_server.api.http_limits import HttpLimits
+from sandkasten_server.api.request.authentication import Doorkeeper
+from sandkasten_server.api.request.request_lifecycle import RefusalLines
+from sandkasten_server.api.response.docs_page import CSP, page
+from sandkasten_server.api.routes import health, ports, system
+from sandkasten_server.api.server_context import ObservedHealth
+from sandkasten_server.daemon.metrics import Metrics
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, booked, new_key
 from tests.api.raw import say
@@ -63,11 +64,11 @@ async def test_doctor_tells_what_the_machine_lacks_at_intervals(daemon, monkeypa
     assert looks == ["probe", False]
     for reply in replies:
         assert (reply.status, reply.json["ready"]) == (200, False)
-        assert set(reply.json) == set(system.Doctor.model_fields)
-        assert set(reply.json["tiers"][0]) == set(system.TierLine.model_fields)
-        assert set(reply.json["requirements"][0]) == set(system.RequirementLine.model_fields)
-        assert set(reply.json["unenforced"][0]) == set(system.UnenforcedLimit.model_fields)
-    daemon.server.examined = (-system.PROBE_FOR_S, {})
+        assert set(reply.json) == set(health.Doctor.model_fields)
+        assert set(reply.json["tiers"][0]) == set(health.TierLine.model_fields)
+        assert set(reply.json["requirements"][0]) == set(health.RequirementLine.model_fields)
+        assert set(reply.json["unenforced"][0]) == set(health.UnenforcedLimit.model_fields)
+    daemon.server.health.machine._last = (-health.PROBE_FOR_S, {})
     assert (await daemon.ask("GET", "/v1/doctor")).json["reason"] == "no bubblewrap"
     assert looks == ["probe", False] * 2
 
@@ -96,8 +97,8 @@ async def test_backends_are_listed_with_reasons_for_the_operator_alone(
         told = await daemon.ask("GET", "/v1/backends", headers=AS_OPERATOR)
         assert (told.status, told.json["count"]) == (200, 2)
         local, docker = told.json["backends"]
-        assert set(local) == set(system.BackendLine.model_fields)
-        assert set(local["features"]) == set(system.FeaturesLine.model_fields)
+        assert set(local) == set(health.BackendLine.model_fields)
+        assert set(local["features"]) == set(health.FeaturesLine.model_fields)
         assert (docker["name"], docker["ready"], docker["remedy"]) == ("docker", False, "start it")
         seen = await daemon.ask("GET", "/v1/backends", headers=theirs)
         assert seen.json["backends"][1]["features"] == docker["features"]
@@ -146,6 +147,32 @@ async def test_an_unavailable_backend_that_is_not_the_default_is_reported(daemon
     ]
 
 
+@pytest.mark.promise("P57")
+async def test_reasons_of_readiness_are_for_the_operator(engine, tmp_path, monkeypatch):
+    """A reason can have the address of a Docker Engine or of a database."""
+    async with booked(engine, tmp_path / "data") as daemon:
+        tenant = await new_key(daemon, tenant="alpha", scopes=["sessions"])
+        error = BackendUnavailable("no answer of tcp://10.0.0.9", hint="ask it", backend="docker")
+        monkeypatch.setattr(daemon.server.engine, "degraded", lambda: [error])
+        for headers in ({}, tenant, {"Authorization": "Bearer wrong"}):
+            reply = await daemon.ask("GET", "/readyz", headers=headers)
+            assert reply.json["degraded"] == [{"backend": "docker", "reason": "", "hint": ""}]
+        reply = await daemon.ask("GET", "/readyz", headers=AS_OPERATOR)
+        assert b"10.0.0.9" in reply.raw
+
+        async def probe():
+            return Readiness(False, reason="no answer of tcp://10.0.0.9")
+
+        monkeypatch.setattr(daemon.server.engine, "probe_required", probe)
+        daemon.server.health = ObservedHealth()
+        for headers in ({}, tenant):
+            reply = await daemon.ask("GET", "/readyz", headers=headers)
+            assert reply.status == 503
+            assert b"10.0.0.9" not in reply.raw
+        reply = await daemon.ask("GET", "/readyz", headers=AS_OPERATOR)
+        assert b"10.0.0.9" in reply.raw
+
+
 async def test_the_document_and_its_page_are_made_once(daemon, monkeypatch):
     made = []
     for name in ("document", "page"):
@@ -156,7 +183,7 @@ async def test_the_document_and_its_page_are_made_once(daemon, monkeypatch):
             return original(*given)
 
         monkeypatch.setattr(system, name, counted)
-    daemon.server.version = "made-once"
+    daemon.server.facts.version = "made-once"
     paths = ["/docs", "/openapi.json"] * 3
     replies = await asyncio.gather(*(daemon.ask("GET", path) for path in paths))
     assert [reply.status for reply in replies] == [200] * 6
@@ -165,7 +192,7 @@ async def test_the_document_and_its_page_are_made_once(daemon, monkeypatch):
 
 
 async def test_the_version_is_returned(daemon):
-    daemon.server.version = "1.2.3"
+    daemon.server.facts.version = "1.2.3"
     assert (await daemon.ask("GET", "/v1/version")).json["version"] == "1.2.3"
     assert (await daemon.ask("GET", "/openapi.json")).json["info"]["version"] == "1.2.3"
 

@@ -10,7 +10,7 @@ import tarfile
 import aiohttp
 import pytest
 
-from sandkasten.api.http_limits import HttpLimits
+from sandkasten_server.api.http_limits import HttpLimits
 from tests import delayed_blocks
 from tests.api.daemon_in_process import serving
 from tests.patience import PATIENCE_S

@@ -80,6 +80,7 @@ async def test_a_real_watch_reports_changes_names_and_its_end(real_daemon):
 
 # Where this machine is slow, a minute may not do for all the files.
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 async def test_a_flood_of_changes_is_reported_as_overflow(real_daemon):
     from sandkasten.model.commands.exec_values import ExecRequest
 

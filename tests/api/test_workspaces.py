@@ -8,14 +8,14 @@ import io
 
 import pytest
 
-from sandkasten.api.request.authentication import Doorkeeper
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.lifecycle import workspace_loans
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.journal_rows import KeyRow
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.lifecycle import workspace_loans
+from sandkasten_server.api.request.authentication import Doorkeeper
 from tests.api.daemon_in_process import serving
 from tests.patience import PATIENCE_S
 

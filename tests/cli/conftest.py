@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.cli.main import main
-from sandkasten.cli.state import State
+from sandkasten_server.cli.main import main
+from sandkasten_server.cli.state import State
 from tests.unisolated.composition import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-COMMAND = [sys.executable, "-m", "sandkasten.cli"]
+COMMAND = [sys.executable, "-m", "sandkasten_server.cli"]
 UNISOLATED = [sys.executable, "-m", "tests.unisolated"]
 
 

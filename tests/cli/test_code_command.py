@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.cli.code_prompt import unfinished
-from sandkasten.cli.commands.code import explain
 from sandkasten.model.commands.code_values import CodeResult
 from sandkasten.model.commands.exec_values import ExecNetwork
 from sandkasten.model.sandbox.network_refusals import Refusal
+from sandkasten_server.cli.code_prompt import unfinished
+from sandkasten_server.cli.commands.code import explain
 
 pytestmark = pytest.mark.promise("P80")
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 
 from sandkasten import AsyncSandbox
-from sandkasten.cli.commands import cp, exec, listings, sandbox_lifecycle
-from sandkasten.cli.commands.exec import CommandLine
 from sandkasten.errors import (
     Conflict,
     ExecNotFound,
@@ -20,6 +18,8 @@ from sandkasten.errors import (
 )
 from sandkasten.model.commands.exec_values import Why
 from sandkasten.model.sandbox.network_refusals import Refusal
+from sandkasten_server.cli.commands import cp, exec, listings, sandbox_lifecycle
+from sandkasten_server.cli.commands.exec import CommandLine
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -64,7 +64,7 @@ async def test_a_signalled_command_exits_with_128_plus_the_signal(box, state):
     process = await box.start(["sleep", "60"])
     await process.kill()
     result = await process.wait()
-    from sandkasten.cli.exit_status import status_of
+    from sandkasten_server.cli.exit_status import status_of
 
     assert status_of(result.exit_code, result.signal, timed_out=result.timed_out) == 137
 

@@ -15,7 +15,7 @@ import pytest
 from sandkasten import Sandbox
 from sandkasten.client.server.daemon_or_embedded import ServerAddress
 from sandkasten.errors import SessionNotFound
-from sandkasten.mcp.tool_access import open_tools
+from sandkasten_tools.tool_access import open_tools
 from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
 from tests.client.http.served import KEY, Served, served

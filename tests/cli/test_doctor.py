@@ -7,14 +7,14 @@ import json
 import pytest
 
 import sandkasten
-from sandkasten.api.routes import system
-from sandkasten.backends.backend_catalog import CAPABILITIES
 from sandkasten.client.import_clash import find_clash
-from sandkasten.engine.placement.backend_survey import BackendSurvey
-from sandkasten.engine.placement.tier_survey import TierSurvey
 from sandkasten.model.backends.backend_features import BackendReport, features_here
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.readiness import Readiness, Requirement, Tier
+from sandkasten_runtime.backends.backend_catalog import CAPABILITIES
+from sandkasten_runtime.engine.placement.backend_survey import BackendSurvey
+from sandkasten_runtime.engine.placement.tier_survey import TierSurvey
+from sandkasten_server.api.routes import health
 from tests.unisolated.backend import UnisolatedBackend
 
 pytestmark = pytest.mark.promise("P05")
@@ -37,7 +37,7 @@ def test_doctor_shows_the_create_time_of_a_ready_backend(cli):
     done = cli("doctor", "--json")
     found = json.loads(done.out)
     assert done.status == 0
-    assert set(found) == set(system.Doctor.model_fields)
+    assert set(found) == set(health.Doctor.model_fields)
     first, *others = found["tiers"]
     assert (first["name"], first["default"], first["ready"]) == ("unisolated", True, True)
     assert first["tried"]
@@ -195,8 +195,8 @@ def test_another_package_with_our_import_name_is_a_warning(cli, other_project):
     assert done.out.startswith(
         "warn  import name: the distribution sandkasten 0.3.0, another project with the same "
         "import name, is installed; the two replace each other's files\n"
-        "      remedy: pip uninstall sandkasten sandkasten-runtime, then install "
-        "sandkasten-runtime again\n"
+        "      remedy: pip uninstall sandkasten sandkasten-client, then install "
+        "sandkasten-client again\n"
     )
     assert done.status == 0
 

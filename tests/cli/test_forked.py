@@ -121,7 +121,7 @@ def test_another_locale_or_option_of_the_interpreter_is_a_real_start():
     before = forked_programs.started()
     for name, value in (("PYTHONUTF8", "0"), ("LC_ALL", "C"), ("PYTHONPATH", "/nowhere")):
         subprocess.run([*PROBE, "exit", "0"], env={**os.environ, name: value}, check=False)
-    subprocess.run([sys.executable, "-I", "-m", "sandkasten.cli", "--version"], check=True)
+    subprocess.run([sys.executable, "-I", "-m", "sandkasten_server.cli", "--version"], check=True)
     subprocess.run([*PROBE, "exit", "0"], check=True, preexec_fn=lambda: None)
     assert forked_programs.started() == before
 

@@ -7,8 +7,6 @@ import os
 
 import pytest
 
-from sandkasten.cli.commands.image_build import last_line
-from sandkasten.model.images.image_info import ImageProgress
 from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
 from tests.imagekit import (
@@ -119,19 +117,6 @@ def test_a_terminal_gets_a_bar_and_a_pipe_plain_lines(cli, archive):
     piped = cli("image", "import", archive).err
     assert "\x1b" not in piped
     assert piped.splitlines()[:3] == ["layer 1/3", "layer 2/3", "layer 3/3"]
-
-
-def test_a_pipe_gets_every_line_of_a_build_once(capsys):
-    with last_line(quiet=False) as show:
-        assert show is not None
-        for text in ("", "one", "\x1b[1mtwo\r"):
-            show(ImageProgress("step 1", 0, text=text))
-    out, err = capsys.readouterr()
-    assert (out, err.splitlines()[:2]) == ("", ["step 1", "  one"])
-    assert len(err.splitlines()) == 3
-    assert "\x1b" not in err
-    with last_line(quiet=True) as silent:
-        assert silent is None
 
 
 @pytest.mark.promise("P49")

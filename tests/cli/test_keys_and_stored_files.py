@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.daemon import offline_admin
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.audit_chain import record_line
 from sandkasten.model.audit_records import AuditHead, AuditRow
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_server.daemon import offline_admin
 from tests.client.http.served import served
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from sandkasten.cli.commands.run import Job, program_of
-from sandkasten.cli.options import numbers, pairs
 from sandkasten.errors import InvalidRequest
+from sandkasten_server.cli.commands.run import Job, program_of
+from sandkasten_server.cli.options import numbers, pairs
 
 
 def test_code_runs_and_its_output_is_printed(cli):

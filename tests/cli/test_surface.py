@@ -13,19 +13,19 @@ from typing import Any, Final, get_args
 import pytest
 
 from sandkasten import __version__
-from sandkasten.cli import completions
-from sandkasten.cli.command_table import _TABLE, build, command_in, command_names
-from sandkasten.cli.exit_status import UsageError
-from sandkasten.cli.options import network_of
-from sandkasten.cli.output import age, counted, painted, paragraph, report, size, visible
-from sandkasten.cli.quantities import limit, seconds
-from sandkasten.cli.sandbox_names import Remote, pick, side
 from sandkasten.client.sandbox import AsyncSandbox
-from sandkasten.daemon.settings.backends.backend_names import BACKENDS
 from sandkasten.errors import BuildFailed, InvalidRequest, SessionNotFound
-from sandkasten.images.image_names import ALIASES, HOST
 from sandkasten.model.access.tenancy import Scope
 from sandkasten.model.language_runtimes import IMAGE_ALIASES
+from sandkasten_runtime.assembly.settings.backend_names import BACKENDS
+from sandkasten_runtime.images.image_names import ALIASES, HOST
+from sandkasten_server.cli import completions
+from sandkasten_server.cli.command_table import _table, build, command_in, command_names
+from sandkasten_server.cli.exit_status import UsageError
+from sandkasten_server.cli.options import network_of
+from sandkasten_server.cli.output import age, counted, painted, paragraph, report, size, visible
+from sandkasten_server.cli.quantities import limit, seconds
+from sandkasten_server.cli.sandbox_names import Remote, pick, side
 from tests.cli.conftest import COMMAND
 
 
@@ -434,9 +434,9 @@ def test_help_lists_every_command_in_one_section(cli):
     listed = [
         line.split()[0]
         for line in cli("--help").out.partition("Sandboxes:")[2].splitlines()
-        if line.startswith("  ") and line[2:3].isalpha() and line.split()[0] in _TABLE
+        if line.startswith("  ") and line[2:3].isalpha() and line.split()[0] in _table()
     ]
-    assert sorted(listed) == sorted(_TABLE)
+    assert sorted(listed) == sorted(_table())
 
 
 def test_a_misspelled_image_is_corrected(cli):
@@ -491,7 +491,7 @@ def test_completion_knows_commands(monkeypatch, process):
     ("line", "words"),
     [
         ("sandkasten run --isolation g", ["gvisor"]),
-        ("sandkasten create --backend ", sorted(completions.BACKENDS)),
+        ("sandkasten create --backend ", sorted(completions._backends())),
         ("sandkasten config show --conf", ["--config"]),
         ("sandkasten create --profile d", ["dev"]),
         ("sandkasten run -i py", ["python"]),
@@ -539,6 +539,7 @@ _FREE: Final = {
 
 def test_each_value_is_completed_or_can_be_any_string(monkeypatch):
     used, free, silent = set(), set(), []
+    completed = completions.keys()
 
     def see(app, path):
         for command in app.registered_commands:
@@ -553,7 +554,7 @@ def test_each_value_is_completed_or_can_be_any_string(monkeypatch):
     def look(command, parameter):
         name = parameter.name
         keys = (f"{command} {name}", f"{command.partition(' ')[0]} {name}", name)
-        found = next((key for key in keys if key in completions.TABLE), None)
+        found = next((key for key in keys if key in completed), None)
         if found is not None:
             used.add(found)
         elif parameter.info.metavar is not None or not name.startswith("--"):
@@ -563,7 +564,7 @@ def test_each_value_is_completed_or_can_be_any_string(monkeypatch):
 
     see(build(), "")
     assert silent == []
-    assert set(completions.TABLE) - used == set()
+    assert completions.keys() - used == set()
     assert {one for names in _FREE.values() for one in names} - free == set()
 
 
@@ -594,7 +595,8 @@ def test_completion_knows_workspaces(monkeypatch, cli, process):
 
 
 def test_completed_names_are_those_that_exist():
-    assert tuple(one for one in BACKENDS if one != "unisolated") == completions.BACKENDS
+    completed = tuple(completions._backends())
+    assert tuple(one for one in BACKENDS if one != "unisolated") == completed
     assert {HOST, *ALIASES} == {*IMAGE_ALIASES}
 
 
@@ -623,7 +625,7 @@ def test_run_loads_no_unneeded_modules():
     code = (
         "import sys\n"
         "from tests.unisolated.composition import install\n"
-        "from sandkasten.cli.main import main\n"
+        "from sandkasten_server.cli.main import main\n"
         "install()\n"
         "try: main(['run', '-r', 'sh', '-c', 'true'])\n"
         "except SystemExit as end: print(end.code)\n"
@@ -639,18 +641,18 @@ def test_run_loads_no_unneeded_modules():
 def test_a_command_describes_only_itself_to_the_parser(words):
     code = (
         "import sys\n"
-        "from sandkasten.cli.main import main\n"
+        "from sandkasten_server.cli.main import main\n"
         f"try: main({words!r})\n"
         "except SystemExit: pass\n"
-        "mine = {'asyncio', 'rich', 'aiohttp', 'sandkasten.engine.engine'} & set(sys.modules)\n"
-        "other = {m for m in sys.modules if m.startswith('sandkasten.cli.commands.')}\n"
+        "mine = {'asyncio', 'rich', 'aiohttp', 'sandkasten_runtime'} & set(sys.modules)\n"
+        "other = {m for m in sys.modules if m.startswith('sandkasten_server.cli.commands.')}\n"
         "print('', *sorted(mine | other), sep='\\n')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     loaded = done.stdout.split("\n\n")[-1].split("\n")
-    images = ["sandkasten.cli.commands.image_build", "sandkasten.cli.commands.images"]
+    images = ["sandkasten_server.cli.commands.images"]
     assert [one for one in loaded if one] == (images if "image" in words else [])
 
 

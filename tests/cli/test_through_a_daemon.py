@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.cli.server_choice import whom
-from sandkasten.cli.state import State
 from sandkasten.client.server.daemon_or_embedded import answers
 from sandkasten.errors import InvalidRequest
+from sandkasten_server.cli.state import State
 from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
 from tests.client.http.served import KEY, Served, served
@@ -197,9 +196,9 @@ def test_doctor_examines_the_machine_of_a_named_daemon(daemon, cli):
 
 def test_contradictory_options_are_refused():
     with pytest.raises(InvalidRequest, match="exclude"):
-        whom(State(url="http://x", embedded=True))
+        _ = State(url="http://x", embedded=True).place
     with pytest.raises(InvalidRequest, match="exclude each other"):
-        whom(State(url="http://x", data_dir="/x"))
+        _ = State(url="http://x", data_dir="/x").place
 
 
 def test_a_stale_socket_of_a_killed_daemon_is_ignored(tmp_path):

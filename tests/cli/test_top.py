@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.cli.top import keys_in
-from sandkasten.cli.top_view import KEYS, View, chosen, fit, rows_of, screen
 from sandkasten.model.sandbox.sandbox_values import Info
 from sandkasten.model.sandbox.usage import RunningCommand, SessionUsage
+from sandkasten_server.cli.top import keys_in
+from sandkasten_server.cli.top_view import KEYS, View, chosen, fit, rows_of, screen
 from tests.cli.conftest import UNISOLATED
 from tests.cli.terminal import Person
 from tests.client.http.served import served

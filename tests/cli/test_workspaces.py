@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.cli.quantities import megabytes
 from sandkasten.errors import InvalidRequest
+from sandkasten_server.cli.quantities import megabytes
 from tests.cli.conftest import Spoken
 
 if TYPE_CHECKING:

@@ -163,6 +163,7 @@ def _deep(levels: int) -> bytes:
     )
 
 
+@pytest.mark.slow
 def test_a_deep_tree_is_unpacked_with_a_few_calls_for_each_member(tmp_path, monkeypatch):
     levels = 1000
     opened: list[object] = []

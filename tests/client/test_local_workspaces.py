@@ -24,7 +24,7 @@ from sandkasten import (
     Workspaces,
     run,
 )
-from sandkasten.linux.storage import workspace_image
+from sandkasten_runtime.linux.storage import workspace_image
 from tests.ordinary_user import OrdinaryUser
 from tests.patience import PATIENCE_S
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -22,7 +20,7 @@ def test_importing_the_package_loads_neither_asyncio_nor_the_engine(script):
         import sandkasten
         print([m for m in ("asyncio", "dataclasses", "sandkasten.errors") if m in sys.modules])
         from sandkasten import Sandbox
-        print([m for m in sys.modules if m.startswith(("sandkasten.engine", "sandkasten.daemon"))])
+        print([m for m in sys.modules if m.startswith(("sandkasten_runtime", "sandkasten_server"))])
         """,
         sandboxes=False,
     )
@@ -84,19 +82,16 @@ def test_ctrl_c_during_a_command_leaves_a_usable_sandbox(script):
     assert (done.stdout, done.stderr, done.returncode) == ("after\n", "", 0)
 
 
-def test_without_the_engine_the_error_names_the_extra_to_install():
-    code = (
-        "import sys; sys.modules['sandkasten.engine.engine'] = None\n"
-        "import sandkasten\n"
-        "try: sandkasten.Sandbox()\n"
-        "except sandkasten.BackendUnavailable as exc: print(exc.hint)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={name: value for name, value in os.environ.items() if name != "SANDKASTEN_BACKEND"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+def test_without_the_server_stored_files_name_the_extra_to_install(script):
+    done = script(
+        """
+        import sys
+        sys.modules["sandkasten_server"] = None
+        from sandkasten import BackendUnavailable, StoredFiles
+        try:
+            StoredFiles().list()
+        except BackendUnavailable as error:
+            print(error.hint)
+        """
     )
     assert done.stdout == install_command("server") + "\n", done

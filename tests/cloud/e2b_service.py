@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.cloud.backend import CloudBackend
-from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
-from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
-from sandkasten.backends.cloud.machine_records import MachineRecords
+from sandkasten_cloud.backend import CloudBackend
+from sandkasten_cloud.e2b.e2b_capabilities import E2B
+from sandkasten_cloud.e2b.e2b_options import E2bOptions
+from sandkasten_cloud.machine_records import MachineRecords
 from tests import platform_choice
 from tests.client.http.served import served
 from tests.cloud import lent_services
@@ -65,7 +65,7 @@ def options_for(daemon: Served, url: str = "") -> E2bOptions:
 
 
 def open_backend(data_dir: Path, options: E2bOptions) -> CloudBackend:
-    from sandkasten.backends.cloud.e2b.e2b_provider import E2bProvider
+    from sandkasten_cloud.e2b.e2b_provider import E2bProvider
 
     records = MachineRecords(data_dir / "e2b")
     owner = records.owner()

@@ -13,11 +13,13 @@ import ctypes
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +109,9 @@ class FlyMachine:
         with self._changing:
             self._gone = True
         if self.process is not None:
-            self.process.kill()
+            # The whole group: a child of unshare that has just begun does not end with it yet.
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
     async def dial(self, port: int) -> socket.socket | None:

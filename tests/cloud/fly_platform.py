@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.backends.cloud.backend import CloudBackend
-from sandkasten.backends.cloud.fly.fly_capabilities import FLY
-from sandkasten.backends.cloud.fly.fly_options import PROGRAMS, FlyOptions
-from sandkasten.backends.cloud.fly.fly_provider import FlyProvider
-from sandkasten.backends.cloud.machine_records import MachineRecords
-from sandkasten.linux.programs import Programs
+from sandkasten_cloud.backend import CloudBackend
+from sandkasten_cloud.fly.fly_capabilities import FLY
+from sandkasten_cloud.fly.fly_options import PROGRAMS, FlyOptions
+from sandkasten_cloud.fly.fly_provider import FlyProvider
+from sandkasten_cloud.machine_records import MachineRecords
+from sandkasten_runtime.linux.programs import Programs
 from tests.cloud import lent_services
 from tests.cloud.fly_server import APP, TOKEN, FlyServer
 from tests.patience import PATIENCE_S
@@ -33,7 +33,7 @@ def layers(place: Path) -> list[Path]:
     directory = place / PROGRAMS.lstrip("/")
     directory.mkdir(parents=True)
     found = Programs.found(None, None)
-    for program in (found.runner, found.egress):
+    for program in (found.runner, found.gate):
         shutil.copy2(program, directory / program.name)
     place.chmod(0o755)
     return [place, *(Path(one) for one in image_named("debian").layers)]

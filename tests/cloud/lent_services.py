@@ -1,5 +1,5 @@
 """Services that stand for providers in a test run: each is started once in a process, on first use,
-and ended with the run (`close`, called by tests/conftest.py).
+and ended with the run (`close`, called by conftest.py).
 """
 
 from __future__ import annotations

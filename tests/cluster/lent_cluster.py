@@ -1,6 +1,6 @@
 """The cluster of a run of the suites, with their images: one for all workers, removed at the end.
 
-SANDKASTEN_TEST_KUBECONFIG names it for the workers. If this variable is set when a run begins, the
+TEST_SANDKASTEN_KUBECONFIG names it for the workers. If this variable is set when a run begins, the
 run uses that cluster, and leaves it as it is.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster
 
-KUBECONFIG = "SANDKASTEN_TEST_KUBECONFIG"
+KUBECONFIG = "TEST_SANDKASTEN_KUBECONFIG"
 
 _ours: list[Cluster] = []
 

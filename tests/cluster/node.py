@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.linux.confinement import seccomp_bpf, seccomp_oci
+from sandkasten_runtime.linux.confinement import seccomp_bpf, seccomp_oci
 from tests.cluster import programs
 from tests.hostwatch import loopwatch
 from tests.patience import FAR_TOO_LATE_S

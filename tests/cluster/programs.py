@@ -18,7 +18,7 @@ _ROUTER = _ROUTER_MODULES.read_text().partition("kube-router/v2 ")[2].split()[0]
 DEBIAN = PLACE / "debian"
 CNI = DEBIAN / "usr" / "lib" / "cni"
 _AGENT_SANDBOX = (Path(__file__).parent / "agent-sandbox" / "go.mod").read_text()
-_REQUIRED = "SANDKASTEN_TEST_CLUSTER"
+_REQUIRED = "TEST_SANDKASTEN_CLUSTER"
 """Set to 1 by `make test-cluster`, where a program that is not there is a failure."""
 _SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 

@@ -7,20 +7,20 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import MIB, Limits
-from sandkasten.wire.call import OutputChunk
-from sandkasten.wire.channel import Channel
+from sandkasten_kubernetes.backend import KubernetesBackend
+from sandkasten_runtime.assembly.backend_registry import read_nested
+from sandkasten_runtime.wire.call import OutputChunk
+from sandkasten_runtime.wire.channel import Channel
 from tests.kubernetes import cluster_images
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from sandkasten.backends.kubernetes.cell import KubernetesCell
+    from sandkasten_kubernetes.cell import KubernetesCell
     from tests.cluster.cluster import Cluster
 
 SPEC = CellSpec(

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes import agent_sandboxes, pod_manifest, pod_names
-from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.backends.kubernetes.kubernetes_options import KubernetesOptions
-from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
-from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import BackendUnavailable, ImageNotFound, QuotaExceeded, SandboxLost
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
-from sandkasten.wire.call import OutputChunk
-from sandkasten.wire.channel import Channel
+from sandkasten_kubernetes import agent_sandboxes, pod_manifest, pod_names
+from sandkasten_kubernetes.backend import KubernetesBackend
+from sandkasten_kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten_kubernetes.tenant_namespaces import TenantNamespaces
+from sandkasten_runtime.assembly.backend_registry import read_nested
+from sandkasten_runtime.wire.call import OutputChunk
+from sandkasten_runtime.wire.channel import Channel
 from tests.cluster.agent_sandbox import AgentSandbox
 from tests.cluster.cluster import BUSYBOX
 from tests.cluster.kube_api import ApiError, path_of, wait_for
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from sandkasten.backends.kubernetes.cell import KubernetesCell
+    from sandkasten_kubernetes.cell import KubernetesCell
     from tests.cluster.cluster import Cluster
     from tests.cluster.kube_api import KubeApi
 

@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes import cell as cell_module
-from sandkasten.backends.kubernetes import pod_names, pod_network
-from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -31,6 +27,10 @@ from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten_contract.box import Box
+from sandkasten_kubernetes import cell as cell_module
+from sandkasten_kubernetes import pod_names, pod_network
+from sandkasten_kubernetes.backend import KubernetesBackend
+from sandkasten_runtime.assembly.backend_registry import read_nested
 from tests.cluster.kube_api import KubeApi, wait_for
 from tests.kubernetes import cluster_images
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from sandkasten.backends.kubernetes.cell import KubernetesCell
+    from sandkasten_kubernetes.cell import KubernetesCell
     from tests.cluster.cluster import Cluster
     from tests.cluster.node import Node
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes import pod_names
-from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
-from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import IsolationRefused
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.network_policy import NetworkPolicy
+from sandkasten_kubernetes import pod_names
+from sandkasten_kubernetes.tenant_namespaces import TenantNamespaces
+from sandkasten_runtime.assembly.backend_registry import read_nested
 from tests.cluster import sandbox_backend, sandbox_policy
 from tests.cluster.cluster import PORT, Cluster
 from tests.cluster.kube_api import KubeApi, path_of, wait_for

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.kubernetes.network.networked_cell import NetworkedCell
 from sandkasten.errors import IsolationRefused
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.network_limits import NetworkLimits
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkCeiling, NetworkPolicy
+from sandkasten_kubernetes.network.networked_cell import NetworkedCell
 from tests.cluster import sandbox_backend, sandbox_policy
 from tests.cluster.cluster import PORT
 from tests.cluster.sandbox_backend import SPEC, output

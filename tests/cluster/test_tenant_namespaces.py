@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes.tenant_namespaces import TenantNamespaces
-from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.ids import new_sandbox_id
+from sandkasten_kubernetes.tenant_namespaces import TenantNamespaces
+from sandkasten_runtime.assembly.backend_registry import read_nested
 from tests.cluster.installation import manifests
 from tests.cluster.kube_api import ApiError, path_of, wait_for
 from tests.cluster.replicas import Replicas, replicas

@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.kubernetes import pod_names, workspace_manifest
-from sandkasten.backends.kubernetes.kubernetes_options import WorkspaceOptions
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import (
     BackendUnavailable,
     Conflict,
@@ -24,6 +20,10 @@ from sandkasten.errors import (
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_kubernetes import pod_names, workspace_manifest
+from sandkasten_kubernetes.kubernetes_options import KubernetesOptions
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
 from tests.cluster import volume_provisioner
 from tests.cluster.installation import manifests
 from tests.cluster.replicas import replicas
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from sandkasten.engine.engine import Engine
     from sandkasten.model.sandbox.sandbox_values import Info
+    from sandkasten_runtime.engine.engine import Engine
     from tests.cluster.cluster import Cluster
     from tests.cluster.kube_api import KubeApi
 
@@ -250,7 +250,7 @@ async def test_a_copy_that_was_interrupted_is_removed(
         made = await sand.create(_wanted("notes"))
         await sand.destroy(made.id)
         owner = (tmp_path / "data" / "kubernetes" / "owner").read_text()
-        kept = WorkspaceOptions(CLASS)
+        kept = KubernetesOptions(workspace_class=CLASS)
         # As a daemon leaves it that is killed during a copy.
         options = cluster_images.options("")
         task = workspace_manifest.copy_task(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.compat.conftest import driven
+from tests.client.http.served import served
+from tests.client_programs import run_client
 
 if TYPE_CHECKING:
-    from tests.client.http.served import Served
+    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")
-def seen(daemon: Served) -> dict[str, Any]:
-    return driven("drive.py", daemon.url, daemon.key, "host")
+def seen() -> Iterator[dict[str, Any]]:
+    program = Path(__file__).with_name("drive.py")
+    with (
+        tempfile.TemporaryDirectory(prefix="pytest-of-compat-", dir="/var/tmp") as place,
+        served(Path(place) / "data", backend="local") as daemon,
+    ):
+        yield run_client(program, daemon.url, daemon.key, "host")
 
 
 def test_the_tested_client_is_the_published_package(seen):

@@ -82,7 +82,7 @@ def prepared_ground(backend_name: str) -> None:
         engine_of(ground)
         importlib.import_module("aiodocker")
     if ground is not None and ground.backend == "e2b":
-        importlib.import_module("sandkasten.backends.cloud.e2b.e2b_provider")
+        importlib.import_module("sandkasten_cloud.e2b.e2b_provider")
         importlib.import_module("tests.cloud.e2b_service").service()
     if ground is not None and ground.backend == "fly":
         importlib.import_module("tests.cloud.fly_platform").service()

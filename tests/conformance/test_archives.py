@@ -15,8 +15,8 @@ from sandkasten.errors import (
     PolicyDenied,
     SandkastenError,
 )
-from sandkasten.wire.call import Data
 from sandkasten_contract.shared_sandbox_cases import each
+from sandkasten_runtime.wire.call import Data
 
 if TYPE_CHECKING:
     from sandkasten_contract.box import Box

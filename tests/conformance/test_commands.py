@@ -15,9 +15,9 @@ from sandkasten.errors import (
     InvalidRequest,
     NotADirectory,
 )
-from sandkasten.wire.messages import decode_execs
 from sandkasten_contract.box import Box
 from sandkasten_contract.shared_sandbox_cases import each
+from sandkasten_runtime.wire.messages import decode_execs
 
 
 async def test_a_command_returns_its_output_and_status(box: Box):

@@ -22,10 +22,10 @@ from sandkasten.errors import (
     PolicyDenied,
     SandkastenError,
 )
-from sandkasten.wire.call import CallEvent, Data
-from sandkasten.wire.messages import decode_entry, to_bytes_json
 from sandkasten_contract.box import Box, eventually
 from sandkasten_contract.shared_sandbox_cases import each
+from sandkasten_runtime.wire.call import CallEvent, Data
+from sandkasten_runtime.wire.messages import decode_entry, to_bytes_json
 
 ODD_NAMES = [
     "plain",

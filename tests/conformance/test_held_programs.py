@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sandkasten.engine.oneshot.held_interpreters import hold_python, prelude
 from sandkasten.errors import ExecNotFound
 from sandkasten.model.language_runtimes import HELD_PYTHON
-from sandkasten.wire.call import OutputChunk
 from sandkasten_contract.box import Box, Ran, eventually
+from sandkasten_runtime.engine.oneshot.held_interpreters import hold_python, prelude
+from sandkasten_runtime.wire.call import OutputChunk
 from tests.conformance.python_programs import PROGRAMS, Program
 
 # Waits as a held program does: reads a message, then runs the command with the shell.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.errors import FileNotFound, InvalidRequest, NotADirectory
-from sandkasten.wire.messages import FileStat, to_bytes_json
+from sandkasten_runtime.wire.messages import FileStat, to_bytes_json
 
 if TYPE_CHECKING:
     from sandkasten_contract.box import Box

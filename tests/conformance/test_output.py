@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from sandkasten.wire.call import OutputChunk
 from sandkasten_contract.patience import PATIENCE_S
 from sandkasten_contract.shared_sandbox_cases import each
+from sandkasten_runtime.wire.call import OutputChunk
 
 if TYPE_CHECKING:
     from sandkasten_contract.box import Box

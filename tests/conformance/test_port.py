@@ -25,15 +25,16 @@ from sandkasten.ports import (
     MaintainsWorkspaces,
     Pausable,
     Places,
+    Readable,
     RefusesNetworks,
     Remote,
     Resizes,
     RunsOnce,
 )
-from sandkasten.wire.channel import Channel
-from sandkasten.wire.frame_codec import GENERATION
 from sandkasten_contract.box import Box, eventually
 from sandkasten_contract.patience import PATIENCE_S
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.frame_codec import GENERATION
 
 if TYPE_CHECKING:
     from sandkasten.ports import Backend, Cell
@@ -65,6 +66,7 @@ async def test_cell_can_do_what_its_capabilities_say(backend: Backend, cell: Cel
         Places: bool(can.default_place),
     }
     assert {kind: isinstance(backend, kind) for kind in promised} == promised
+    assert isinstance(cell, Readable) or not can.reads_changes
     told = cell.unenforced if isinstance(cell, Candid) else ()
     assert {one.limit for one in told} >= set(ALL_LIMITS) - set(has.limits)
 

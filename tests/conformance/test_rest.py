@@ -17,12 +17,12 @@ from sandkasten.errors import (
     UnsupportedByBackend,
 )
 from sandkasten.model.sandbox.limits import Limits
-from sandkasten.wire.call import CallEvent, Data
-from sandkasten.wire.channel import Channel
-from sandkasten.wire.messages import decode_processes, decode_stats
 from sandkasten_contract.box import Box, eventually
 from sandkasten_contract.patience import PATIENCE_S
 from sandkasten_contract.shared_sandbox_cases import each
+from sandkasten_runtime.wire.call import CallEvent, Data
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.messages import decode_processes, decode_stats
 
 MIB = 1024 * 1024
 

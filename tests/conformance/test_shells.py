@@ -10,9 +10,9 @@ from sandkasten.errors import (
     NotFound,
     PayloadTooLarge,
 )
-from sandkasten.wire.messages import decode_shells, to_bytes_json
 from sandkasten_contract.box import Box, eventually
 from sandkasten_contract.shared_sandbox_cases import each
+from sandkasten_runtime.wire.messages import decode_shells, to_bytes_json
 
 
 async def test_a_shell_starts_in_the_workspace(box: Box):

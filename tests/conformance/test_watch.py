@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import FileNotFound
-from sandkasten.wire.call import CallEvent
-from sandkasten.wire.messages import from_bytes_json
 from sandkasten_contract.patience import PATIENCE_S
+from sandkasten_runtime.wire.call import CallEvent
+from sandkasten_runtime.wire.messages import from_bytes_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.wire.call import Call
     from sandkasten_contract.box import Box
+    from sandkasten_runtime.wire.call import Call
 
 
 @asynccontextmanager

@@ -48,7 +48,7 @@ class DaemonProcess:
         self.begun.clear()
         listen = () if "--listen" in (*self._flags, *flags) else ("--listen", "127.0.0.1:0")
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sandkasten.cli", "--data-dir", str(self.data_dir),
+            sys.executable, "-m", "sandkasten_server.cli", "--data-dir", str(self.data_dir),
             "serve", *listen, *self._flags, *flags,
             stderr=asyncio.subprocess.PIPE,
             stdin=asyncio.subprocess.DEVNULL,
@@ -113,7 +113,7 @@ async def running(data_dir: Path, *flags: str, **more: Any) -> AsyncIterator[Dae
 async def cleared(data_dir: Path, environ: dict[str, str] | None = None) -> None:
     """Remove every sandbox of a data directory."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir), "rm", "--all",
+        sys.executable, "-m", "sandkasten_server.cli", "--data-dir", str(data_dir), "rm", "--all",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         env={**os.environ, **(environ or {})},

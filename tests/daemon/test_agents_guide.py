@@ -22,7 +22,7 @@ CUT = "=== end of a block ==="
 def commands(directory: Path) -> Path:
     """`sandkasten` and `python` as a reader of the guide has them."""
     directory.mkdir()
-    for name, words in (("sandkasten", '-m sandkasten.cli "$@"'), ("python", '"$@"')):
+    for name, words in (("sandkasten", '-m sandkasten_server.cli "$@"'), ("python", '"$@"')):
         path = directory / name
         path.write_text(f"#!/bin/sh\nexec {sys.executable} {words}\n")
         path.chmod(0o755)

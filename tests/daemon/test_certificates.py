@@ -13,10 +13,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from sandkasten.daemon.http.certificates import preview_context
-from sandkasten.daemon.http.local_authority import authority_certificate, local_certificate
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, NotFound, StoreUnusable
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_server.api.previews.preview_rules import PreviewRules
+from sandkasten_server.daemon.http.certificates import preview_context
+from sandkasten_server.daemon.http.local_authority import authority_certificate, local_certificate
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -55,7 +56,7 @@ def context(place, chain, key):
     (place / "cert.pem").write_bytes(chain)
     (place / "key.pem").write_bytes(key)
     files = {"previews.cert": str(place / "cert.pem"), "previews.key": str(place / "key.pem")}
-    return preview_context(load({"previews.domain": DOMAIN, **files}, {}).previews)
+    return preview_context(load({"previews.domain": DOMAIN, **files}, {}).of(PreviewRules))
 
 
 def test_a_certificate_that_clients_would_refuse_is_refused_by_name(tmp_path):
@@ -99,20 +100,20 @@ def test_the_own_authority_vouches_only_for_names_of_its_domain(tmp_path):
 
 def test_the_certificate_of_the_authority_is_printed_only_where_there_is_one(tmp_path):
     values = {"data_dir": str(tmp_path), "previews.domain": DOMAIN}
-    settings = load(values, {}).previews
+    settings = load(values, {}).of(PreviewRules)
     with pytest.raises(NotFound, match="there is no authority"):
         authority_certificate(settings)
     local_certificate(settings.directory, DOMAIN)
     assert authority_certificate(settings).startswith("-----BEGIN CERTIFICATE-----")
     with pytest.raises(NotFound, match="not set"):
-        authority_certificate(load({"data_dir": str(tmp_path)}, {}).previews)
+        authority_certificate(load({"data_dir": str(tmp_path)}, {}).of(PreviewRules))
     given = {**values, "previews.cert": "a.pem", "previews.key": "a.key"}
     with pytest.raises(NotFound, match="another authority"):
-        authority_certificate(load(given, {}).previews)
+        authority_certificate(load(given, {}).of(PreviewRules))
 
 
 def test_only_a_certificate_is_printed(tmp_path):
-    settings = load({"data_dir": str(tmp_path), "previews.domain": DOMAIN}, {}).previews
+    settings = load({"data_dir": str(tmp_path), "previews.domain": DOMAIN}, {}).of(PreviewRules)
     local_certificate(settings.directory, DOMAIN)
     certificate = settings.directory / DOMAIN / "ca.pem"
     key = certificate.with_name("ca.key")

@@ -14,7 +14,7 @@ from tests.daemon.storm import Storm, eventually
 
 pytestmark = pytest.mark.promise("P33")
 
-LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+LONG = os.environ.get("TEST_SANDKASTEN_LONG") == "1"
 KILLS = 200 if LONG else 5
 
 

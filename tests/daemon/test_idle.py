@@ -12,7 +12,7 @@ import pytest
 from tests.daemon.load import Level, Load, down_to
 from tests.daemon.process import ask, running
 
-LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+LONG = os.environ.get("TEST_SANDKASTEN_LONG") == "1"
 SESSIONS, SECONDS = (200, 60) if LONG else (40, 6)
 # One look at every session by the watch and the sweep, and what Python keeps of it.
 _GROWTH_MIB = 4.0

@@ -15,7 +15,7 @@ from tests.patience import FAR_TOO_LATE_S
 
 pytestmark = pytest.mark.promise("P40")
 
-LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+LONG = os.environ.get("TEST_SANDKASTEN_LONG") == "1"
 CLIENTS, SESSIONS, SECONDS = (200, 50, 60.0) if LONG else (60, 12, 3.0)
 # What Python's allocator and caches keep after the first load; a second load may add nothing.
 _KEPT_MIB = 24.0

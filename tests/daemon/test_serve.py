@@ -19,7 +19,7 @@ from tests.patience import PATIENCE_S
 async def told(*words: str, environ: dict[str, str] | None = None) -> tuple[int, str]:
     """Return the status and stderr of a command that exits by itself."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sandkasten.cli", *words,
+        sys.executable, "-m", "sandkasten_server.cli", *words,
         stdout=subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **(environ or {})},
@@ -111,7 +111,7 @@ async def test_tls_works_with_a_self_signed_certificate(tmp_path):
         assert (status, health["status"]) == (200, "ok")
         # The same for our own clients, which trust what this variable names.
         environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        words = [sys.executable, "-m", "sandkasten.cli", "--url", daemon.url, "ls", "-q"]
+        words = [sys.executable, "-m", "sandkasten_server.cli", "--url", daemon.url, "ls", "-q"]
         for trusted, status in ((str(tmp_path / "cert.pem"), 0), ("/nonexistent", 125)):
             environ["SSL_CERT_FILE"] = trusted
             program = await asyncio.create_subprocess_exec(

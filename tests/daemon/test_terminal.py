@@ -62,7 +62,9 @@ async def test_vim_survives_a_resize_and_a_killed_daemon(tmp_path, tmux):
     data_dir = tmp_path / "data"
     async with running(data_dir) as daemon, aiohttp.ClientSession() as http:
         _, made = await ask(http, "POST", daemon.url + "/v1/sessions", {})
-        cli = shlex.join([sys.executable, "-m", "sandkasten.cli", "--data-dir", str(data_dir)])
+        cli = shlex.join(
+            [sys.executable, "-m", "sandkasten_server.cli", "--data-dir", str(data_dir)]
+        )
         await tmux("new-session", "-d", "-x", "90", "-y", "30", f"{cli} shell {made['id']}; cat")
         await tmux.until("$")
         await tmux.type("stty size; vim.tiny -u NONE poem.txt", "Enter")

@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from sandkasten.daemon import transient_file_store
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.daemon.transient_file_store import TransientFileStore
 from sandkasten.errors import Conflict
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_server.daemon import transient_file_store
+from sandkasten_server.daemon.transient_file_store import TransientFileStore
 
 HOLDER = """
 import sys
 from pathlib import Path
-from sandkasten.daemon.data_dir_lock import only_daemon
+from sandkasten_server.daemon.data_dir_lock import only_daemon
 with only_daemon(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

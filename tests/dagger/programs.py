@@ -17,7 +17,7 @@ CNI = DAGGER / "cni"
 DEBIAN = PLACE / "debian"
 _COMMANDS = ("engine", "init", "dnsname", "dialstdio", "dagger")
 _PLUGINS = ("bridge", "loopback", "firewall", "host-local")
-REQUIRED = "SANDKASTEN_TEST_DAGGER"
+REQUIRED = "TEST_SANDKASTEN_DAGGER"
 """Set to 1 by `make test-dagger`, where a program that is not there is a failure."""
 
 

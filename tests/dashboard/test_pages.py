@@ -14,7 +14,7 @@ from tests.dashboard.scenarios import played
 from tests.patience import FAR_TOO_LATE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT = ROOT / "src" / "sandkasten" / "_dashboard"
+BUILT = ROOT / "server" / "src" / "sandkasten_server" / "_dashboard"
 pytestmark = [
     pytest.mark.root,
     pytest.mark.long(reason="a browser takes a minute"),

@@ -71,11 +71,43 @@ def patient_registry() -> Iterator[str]:
         yield f"localhost:{port}"
 
 
+@contextmanager
+def patient_mirror() -> Iterator[str]:
+    """Serve a proxy to Debian's packages that answers, with none, after `/refuse` was asked for."""
+    refused = threading.Event()
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/refuse":
+                refused.set()
+            refused.wait(PATIENCE_S)
+            self.send_error(404)
+
+        do_CONNECT = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with registries.served(Proxy) as port:
+        yield f"http://localhost:{port}"
+
+
 def test_images_workspaces_and_stored_files_are_kept_and_removed(tmp_path):
-    with patient_registry() as host, served(tmp_path / "data", backend="local") as daemon:
+    with (
+        patient_registry() as host,
+        patient_mirror() as mirror,
+        served(
+            tmp_path / "data",
+            backend="local",
+            http_proxy=mirror,
+            https_proxy=mirror,
+            no_proxy="localhost",
+        ) as daemon,
+    ):
         played(
             "stores",
             daemon,
             DASHBOARD_IMAGE=f"{host}/team/app:1",
             DASHBOARD_RELEASE=f"http://{host}/release",
+            DASHBOARD_REFUSE=f"{mirror}/refuse",
         )

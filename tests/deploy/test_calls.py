@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.docker.backend import DockerBackend
-from sandkasten.backends.docker.docker_options import DockerOptions
 from sandkasten.errors import PolicyDenied
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import Limits
+from sandkasten_docker.backend import DockerBackend
+from sandkasten_docker.docker_options import DockerOptions
 from tests import imagekit
 from tests.deploy.proxy import Proxy
 from tests.shared_sandbox_cases import few
 
 if TYPE_CHECKING:
-    from sandkasten.backends.docker.docker_options import WorkspaceMode
+    from sandkasten_docker.docker_options import WorkspaceMode
     from tests.deploy.engine import Docker
 
 pytestmark = pytest.mark.promise("P60")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sandkasten.backends.docker.docker_options import ENGINE_MODES, WORKSPACE_MODES
-from sandkasten.daemon.settings.resolver import documented
+from sandkasten_docker.docker_options import DOCKER_MODES, WORKSPACE_MODES
+from sandkasten_runtime.assembly.settings.resolver import documented
 
 pytestmark = pytest.mark.promise("P41")
 
@@ -64,7 +64,7 @@ def test_a_snippet_is_valid_and_gives_the_daemon_an_engine_and_a_key(kind: str, 
     settings = settings_in(read(kind, text))
     assert settings.keys() <= KNOWN
     mode = settings["SANDKASTEN_DOCKER_ENGINE_MODE"]
-    assert mode in ENGINE_MODES
+    assert mode in DOCKER_MODES
     assert settings.get("SANDKASTEN_DOCKER_WORKSPACE_MODE", "auto") in WORKSPACE_MODES
     assert ("SANDKASTEN_DOCKER_HOST" in settings) == (mode != "docker_socket")
     secured = {name for name in settings if "CERT" in name or "TLS" in name}

@@ -14,7 +14,7 @@ from sandkasten.disk.process_identity import (
     start_time,
     this_process,
 )
-from sandkasten.linux import processes
+from sandkasten_runtime.linux import processes
 
 
 def test_this_process_is_alive():

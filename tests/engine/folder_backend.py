@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
 from sandkasten.errors import SandboxLost
-from sandkasten.images.host_image import HostImages
 from sandkasten.model.backends.capabilities import UNKNOWN
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.engine import Engine
+from sandkasten_runtime.images.host_image import HostImages
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:

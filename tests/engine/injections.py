@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import NO_POOL, Engine
-from sandkasten.images.host_image import HostImages
 from sandkasten.model.backends.capabilities import UNKNOWN
 from sandkasten.model.sandbox.policy import Policy
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.engine import NO_POOL, Engine
+from sandkasten_runtime.images.host_image import HostImages
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from sandkasten.engine.pool.pool_rules import PoolRules
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.readiness import Readiness
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.ports import ByteStream, Cell, FileStore, HostMounts, Journal, Store
+    from sandkasten_runtime.engine.pool.pool_rules import PoolRules
 
 
 # A command that goes on until somebody writes this file, and not until a clock says so.

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.lazy_backend import LazyBackend
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
 from sandkasten.errors import (
     ImageNotFound,
     InternalError,
@@ -22,11 +19,7 @@ from sandkasten.errors import (
     RegistryUnavailable,
     UnsupportedByBackend,
 )
-from sandkasten.images.archives.archive_import import Import, import_file
-from sandkasten.images.catalog import Images
-from sandkasten.images.image_names import canonical_name
-from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.model.backends.docker_engines import EngineRules
+from sandkasten.model.backends.named_backends import NamedBackendRules
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.network_policy import CLOSED
 from sandkasten.model.sandbox.oneshot_values import RunRequest
@@ -34,6 +27,13 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports import KeepsImages, backend_part
+from sandkasten_runtime.backends.lazy_backend import LazyBackend
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.engine import Engine
+from sandkasten_runtime.images.archives.archive_import import Import, import_file
+from sandkasten_runtime.images.catalog import Images
+from sandkasten_runtime.images.image_names import canonical_name
+from sandkasten_runtime.images.layers.image_store import LayerStore
 from tests.imagekit import docker_members, sketch, write_tar
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend, standing_for
@@ -172,7 +172,7 @@ async def test_an_image_that_exists_nowhere_names_both_places_and_a_remedy(opene
 
 @pytest.mark.promise("P50")
 async def test_a_missing_image_of_a_named_engine_has_a_hint_with_its_setting(opened):
-    world = opened(policy=Policy(docker_engines={"docker/west": EngineRules()}))
+    world = opened(policy=Policy(named_backends={"docker/west": NamedBackendRules()}))
     request = CreateRequest(SandboxOptions(image="python", backend="docker/west"))
     with pytest.raises(ImageNotFound) as refused:
         await world.engine.create(request)

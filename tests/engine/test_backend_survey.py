@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local.capabilities import LOCAL
-from sandkasten.backends.oci.capabilities import GVISOR
-from sandkasten.engine.placement import backend_survey
-from sandkasten.engine.placement.backend_survey import BackendSurvey
 from sandkasten.errors import BackendUnavailable
+from sandkasten_runtime.backends.local.capabilities import LOCAL
+from sandkasten_runtime.backends.oci.capabilities import GVISOR
+from sandkasten_runtime.engine.placement import backend_survey
+from sandkasten_runtime.engine.placement.backend_survey import BackendSurvey
 from tests.engine.unavailable_backend import FarBackend
 from tests.unisolated.backend import UnisolatedBackend, standing_for
 

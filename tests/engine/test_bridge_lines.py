@@ -7,7 +7,9 @@ from dataclasses import asdict
 
 import pytest
 
-from sandkasten.engine.code.bridge_lines import (
+from sandkasten.errors import KernelFailed
+from sandkasten.model.commands.code_values import CodeDisplay, CodeError, CodeText
+from sandkasten_runtime.engine.code.bridge_lines import (
     MAX_LINE_BYTES,
     MAX_LONG_BYTES,
     MAX_RESULTS,
@@ -18,8 +20,6 @@ from sandkasten.engine.code.bridge_lines import (
     display_of,
     plain,
 )
-from sandkasten.errors import KernelFailed
-from sandkasten.model.commands.code_values import CodeDisplay, CodeError, CodeText
 
 pytestmark = pytest.mark.promise("P80")
 

@@ -8,9 +8,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sandkasten.engine.code import code_contexts
-from sandkasten.engine.code.bridge_lines import CallLines
-from sandkasten.engine.code.code_contexts import CodeContexts
 from sandkasten.errors import (
     Busy,
     ContextNotFound,
@@ -29,6 +26,9 @@ from sandkasten.model.commands.code_values import (
 )
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.code import code_contexts
+from sandkasten_runtime.engine.code.bridge_lines import CallLines
+from sandkasten_runtime.engine.code.code_contexts import CodeContexts
 from tests.engine.injections import GO, World
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("P80")]

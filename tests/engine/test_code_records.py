@@ -12,10 +12,6 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine import session_journal
-from sandkasten.engine.audit_trail import CODE_CHARS
-from sandkasten.engine.code import code_record
-from sandkasten.engine.commands import exec_past
 from sandkasten.errors import CommandNotFound, ContextNotFound, KernelFailed, SandkastenError
 from sandkasten.model.audit_records import AuditFilter, AuditRow
 from sandkasten.model.commands.code_values import CodeRequest, ContextRequest
@@ -24,9 +20,13 @@ from sandkasten.model.ids import SandboxId
 from sandkasten.model.journal_rows import CODE_BYTES
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports.spans import caller_key
-from sandkasten.store.audit_directory import AuditDirectory
-from sandkasten.store.record_rules import RecordingRules
-from sandkasten.store.recording_directory import RecordingDirectory
+from sandkasten_runtime.engine import session_journal
+from sandkasten_runtime.engine.audit_trail import CODE_CHARS
+from sandkasten_runtime.engine.code import code_record
+from sandkasten_runtime.engine.commands import exec_past
+from sandkasten_runtime.store.audit_directory import AuditDirectory
+from sandkasten_runtime.store.record_rules import RecordingRules
+from sandkasten_server.records.recording_directory import RecordingDirectory
 from tests.engine.injections import GO, World
 from tests.patience import PATIENCE_S
 from tests.store.memory_store import MemoryJournal

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine.lifecycle import end_watch
 from sandkasten.errors import BackendUnavailable, Conflict, SandboxLost, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, UpdateRequest
+from sandkasten_runtime.engine.lifecycle import end_watch
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
 from tests.patience import PATIENCE_S

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine.commands import exec_follower
-from sandkasten.engine.commands.terminals import terminal_fields
 from sandkasten.errors import (
     CommandNotFound,
     ExecNotFound,
@@ -26,6 +24,8 @@ from sandkasten.model.commands.kept_output import gap_marker
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.usage import Usage
+from sandkasten_runtime.engine.commands import exec_follower
+from sandkasten_runtime.engine.commands.terminals import terminal_fields
 from tests.engine.injections import GO, UNTIL_GO
 from tests.patience import DEADLINES_S, PATIENCE_S
 

@@ -11,7 +11,6 @@ from contextlib import suppress
 
 import pytest
 
-from sandkasten.agents.tools.file_tools import check_tool_write
 from sandkasten.errors import (
     ConnectionRefused,
     DirectoryNotEmpty,
@@ -31,6 +30,7 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.workspace import DiskRules
+from sandkasten_tools.calls.file_tools import check_tool_write
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from sandkasten.engine.lifecycle import end_watch
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import SandboxId, new_sandbox_id
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.engine.lifecycle import end_watch
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.engine.injections import InjectedCell, World
 from tests.engine.test_journal import until
 from tests.store.memory_store import MemoryJournal
@@ -162,6 +162,7 @@ async def test_all_sandboxes_without_a_connection_are_checked_in_turn(crowd):
     assert seen.keys() == crowd._fakes
 
 
+@pytest.mark.slow
 async def test_a_daemon_is_ready_before_it_has_asked_its_sandboxes(crowd):
     first = crowd.world.engine
     info = await first.create(CreateRequest())

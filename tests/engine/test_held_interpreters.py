@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.model.sandbox.oneshot_values import RunRequest
+from sandkasten_runtime.engine.pool.pool_rules import PoolRules
 from tests.engine.injections import World
 from tests.store.memory_store import MemoryJournal
 

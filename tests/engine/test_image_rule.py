@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
-from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
-from sandkasten.agents.run_context import RunContext
-from sandkasten.agents.tools.client_caller import ClientCaller, ToolMode
-from sandkasten.agents.tools.toolbox import Toolbox
-from sandkasten.compat.e2b.e2b_assembly import open_e2b
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
-from sandkasten.engine.pool.pool_rules import PoolRules
-from sandkasten.engine.storage.stage_publish import StagePublish
 from sandkasten.errors import SandkastenError
-from sandkasten.images.archives.archive_import import Import, import_file
-from sandkasten.images.catalog import Images
-from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.model.pool.pool_kinds import PoolKind
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, wanted_images
+from sandkasten_e2b.e2b_assembly import open_e2b
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.engine import Engine
+from sandkasten_runtime.engine.pool.pool_rules import PoolRules
+from sandkasten_runtime.engine.storage.stage_publish import StagePublish
+from sandkasten_runtime.images.archives.archive_import import Import, import_file
+from sandkasten_runtime.images.catalog import Images
+from sandkasten_runtime.images.layers.image_store import LayerStore
+from sandkasten_tools.calls.agent_sandbox import AgentSandbox
+from sandkasten_tools.calls.run_context import RunContext
+from sandkasten_tools.calls.toolbox import Toolbox
+from sandkasten_tools.client_caller import ClientCaller, ToolMode
 from tests.api.daemon_with_database import AS_OPERATOR, booked
-from tests.compat.e2b_requests import E2b
+from tests.e2b_requests import E2b
 from tests.engine.test_backend_images import Keeper
 from tests.imagekit import docker_members, sketch, write_tar
 from tests.store.memory_store import MemoryStore

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
 from sandkasten.errors import Busy, Conflict, InvalidImage, UnsupportedByBackend
-from sandkasten.images.archives.archive_import import Import, import_file
-from sandkasten.images.catalog import Images
-from sandkasten.images.host_image import HostImages
-from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.engine import Engine
+from sandkasten_runtime.images.archives.archive_import import Import, import_file
+from sandkasten_runtime.images.catalog import Images
+from sandkasten_runtime.images.host_image import HostImages
+from sandkasten_runtime.images.layers.image_store import LayerStore
 from tests.imagekit import docker_members, layer, sketch, write_tar
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
@@ -144,6 +144,7 @@ async def test_a_sandbox_whose_image_is_removed_during_create_is_refused_and_lea
 
 
 @pytest.mark.promise("P48")
+@pytest.mark.slow
 async def test_concurrent_create_and_remove_end_consistently(world):
     """Either the sandbox exists with all its layers, or the image is gone and nothing is left."""
     outcomes = set()

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, Conflict, InvalidRequest, PolicyDenied
-from sandkasten.images.archives.archive_import import Import, import_file
-from sandkasten.images.catalog import Images
-from sandkasten.images.host_image import HostImages
-from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.model.backends.capabilities import Closed
+from sandkasten.model.optional_extras import SECTION_EXTRAS
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.engine import Engine
+from sandkasten_runtime.images.archives.archive_import import Import, import_file
+from sandkasten_runtime.images.catalog import Images
+from sandkasten_runtime.images.host_image import HostImages
+from sandkasten_runtime.images.layers.image_store import LayerStore
 from tests.imagekit import docker_members, sketch, write_tar
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend, standing_for
@@ -118,6 +119,21 @@ async def test_missing_gvisor_is_refused(opened):
         await opened(Named("local")).create(CreateRequest(SandboxOptions(isolation="gvisor")))
 
 
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        (section.removeprefix("backends."), extra)
+        for section, extra in SECTION_EXTRAS.items()
+        if section.startswith("backends.")
+    ],
+)
+async def test_backend_of_a_missing_plugin_names_the_extra_that_installs_it(opened, name, extra):
+    for backend in (name, f"{name}/other"):
+        with pytest.raises(BackendUnavailable) as error:
+            await opened(Named("local")).create(CreateRequest(SandboxOptions(backend=backend)))
+        assert error.value.details == {"backend": backend, "extra": extra}
+
+
 async def test_when_no_backend_is_ready_the_reason_of_the_strongest_is_given(opened):
     engine = opened(Named("local", Readiness(False, "no bwrap", "get it")), Named("gvisor", BROKEN))
     with pytest.raises(BackendUnavailable, match="runsc is too old"):
@@ -184,8 +200,11 @@ async def test_an_unexamined_backend_counts_as_no_isolation(opened):
 async def test_a_key_of_another_isolation_is_a_conflict(opened):
     engine = opened(Named("local"), Named("gvisor"))
     await engine.create(CreateRequest(session_key="k"))
-    with pytest.raises(Conflict, match="backend local, not gvisor"):
+    with pytest.raises(Conflict) as error:
         await engine.create(CreateRequest(SandboxOptions(isolation="gvisor"), session_key="k"))
+    details = error.value.details
+    assert details["fields"] == ["backend"]
+    assert (details["requested"], details["session"]) == (["gvisor"], ["local"])
 
 
 async def test_a_ready_tier_is_examined_once_and_the_default_not_at_all(opened):
@@ -227,6 +246,8 @@ async def test_the_survey_shows_every_tier_with_reason_remedy_and_time(opened):
         assert one.reason
         assert one.remedy
         assert (one.create_ms, one.default) == (None, False)
+    assert oci.remedy == "open it with oci among its backends"
+    assert docker.remedy == "pip install 'sandkasten-runtime[docker]'"
     assert gvisor.reason == "runsc is too old"
     assert await engine.list() == []
 
@@ -365,7 +386,7 @@ async def test_an_engine_is_probed_and_tried_only_where_it_is_the_default(opened
 
 
 async def test_a_survey_does_not_wait_forever(opened, monkeypatch):
-    monkeypatch.setattr("sandkasten.engine.placement.backend_survey._PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("sandkasten_runtime.engine.placement.backend_survey._PROBE_TIMEOUT_S", 0.05)
     docker = Named("docker")
 
     async def hang() -> Readiness:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.errors import (
     BackendUnavailable,
     CommandNotFound,
@@ -21,6 +20,7 @@ from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.pool.pool_rules import PoolRules
 from tests.engine.injections import GO, UNTIL_GO, World
 from tests.patience import PATIENCE_S
 from tests.store.memory_store import MemoryJournal

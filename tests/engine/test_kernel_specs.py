@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sandkasten.engine.code.kernel_specs import commands, environment_code
+from sandkasten_runtime.engine.code.kernel_specs import commands, environment_code
 
 pytestmark = pytest.mark.promise("P80")
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.engine.oneshot import artifacts
 from sandkasten.errors import (
     CommandNotFound,
     InvalidRequest,
@@ -18,6 +17,7 @@ from sandkasten.errors import (
 )
 from sandkasten.model.sandbox.oneshot_values import Artifact, RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten_runtime.engine.oneshot import artifacts
 from tests.patience import DEADLINES_S, PATIENCE_S
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine.lifecycle.pause import _IdleTracker
 from sandkasten.errors import Conflict, SessionNotFound, UnsupportedByBackend
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State, is_there, may_move
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept
+from sandkasten_runtime.engine.lifecycle.pause import _IdleTracker
 
 pytestmark = pytest.mark.anyio
 

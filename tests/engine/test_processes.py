@@ -11,7 +11,7 @@ import pytest
 
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.engine.folder_backend import folder_engine
 
 pytestmark = pytest.mark.anyio

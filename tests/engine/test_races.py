@@ -12,7 +12,7 @@ import pytest
 from sandkasten.errors import SandboxLost, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.engine.injections import GO, UNTIL_GO, World
 from tests.engine.test_journal import until
 from tests.patience import PATIENCE_S
@@ -21,7 +21,7 @@ from tests.store.memory_store import MemoryJournal
 pytestmark = pytest.mark.anyio
 
 
-RACES = 10_000 if os.environ.get("SANDKASTEN_LONG") == "1" else 80
+RACES = 10_000 if os.environ.get("TEST_SANDKASTEN_LONG") == "1" else 80
 
 
 @pytest.mark.promise("P16")
@@ -204,7 +204,7 @@ async def test_a_cancelled_command_closes_everything_although_its_last_sweep_is_
         finally:
             await engine.aclose()
 
-    monkeypatch.setattr("sandkasten.engine.engine.SWEEP_AT_CLOSE_S", 0.05)
+    monkeypatch.setattr("sandkasten_runtime.engine.engine.SWEEP_AT_CLOSE_S", 0.05)
     monkeypatch.setattr(engine._reaper, "sweep", slow)
     assert engine._handles.connected(box)
     task = asyncio.create_task(command())

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from sandkasten.disk.process_identity import boot_id, this_process
-from sandkasten.engine.owner import owner_gone
 from sandkasten.errors import BackendUnavailable
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id
@@ -17,7 +16,8 @@ from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.engine.owner import owner_gone
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
 
@@ -224,12 +224,12 @@ async def test_an_owner_is_identified_by_more_than_its_pid(world, box):
 async def test_a_sandbox_of_an_engine_that_left_the_settings_counts_until_its_lifetime_is_over(
     world, box
 ):
-    """It ended itself by then; what is left of it is removed when the engine is added again."""
+    """It ended itself by then; what is left of it is removed when the backend is added again."""
     before = replace(await row(world, box), backend="docker/gone")
     await world.store.put(before)
     other = world.another()
     assert await other.sweep() == Swept()
-    with pytest.raises(BackendUnavailable, match="gone is not in the settings"):
+    with pytest.raises(BackendUnavailable, match="docker/gone is not installed here"):
         await other.destroy(box)
     assert (await row(world, box)).state is State.DESTROYING
     rebooted = replace(before, boot_id="another boot")

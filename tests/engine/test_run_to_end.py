@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
-from sandkasten.images.host_image import HostImages
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.engine import Engine
+from sandkasten_runtime.images.host_image import HostImages
 from tests.engine.injections import Events
 from tests.oneshot_contract import *  # noqa: F403  (the contract)
 from tests.oneshot_contract import Runs

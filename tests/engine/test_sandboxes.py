@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine.lifecycle import sandboxes
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -34,7 +33,8 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.session_joins import JoinTerms
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.engine.lifecycle import sandboxes
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
 from tests.patience import PATIENCE_S
 
@@ -540,6 +540,8 @@ async def test_space_is_reserved_for_what_was_promised_and_not_for_our_own_bound
         raise Busy("seen")
 
     monkeypatch.setattr(world.engine._sandboxes, "make", make)
+    can = replace(world.backend.capabilities, reads_changes=True)
+    monkeypatch.setattr(type(world.backend), "capabilities", can)
     layers = Image("debian", "layers", ("/nowhere",))
     with pytest.raises(Busy):
         await world.engine.create(CreateRequest())

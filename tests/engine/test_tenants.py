@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine.pool.pool_rules import PoolRules
 from sandkasten.errors import Conflict, InvalidRequest, QuotaExceeded, WorkspaceNotFound
 from sandkasten.model.access.tenancy import TenantQuota, scoped, unscoped
 from sandkasten.model.commands.exec_values import ExecRequest
@@ -14,6 +13,7 @@ from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.pool.pool_rules import PoolRules
 from tests.engine.injections import World
 
 pytestmark = pytest.mark.anyio

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine import handles
-from sandkasten.engine.lifecycle import end_watch, sandboxes
-from sandkasten.engine.placement import backend_health
 from sandkasten.errors import BackendUnavailable, NotFound, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Recovered
+from sandkasten_runtime.engine import handles
+from sandkasten_runtime.engine.lifecycle import end_watch, sandboxes
+from sandkasten_runtime.engine.placement import backend_health
 from tests.engine.injections import GO, UNTIL_GO
 from tests.engine.test_journal import until
 from tests.engine.unavailable_backend import HINT, FarWorld

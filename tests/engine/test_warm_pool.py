@@ -9,8 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.engine.pool import spare_claims, warm_pool
-from sandkasten.engine.pool.pool_rules import LIFETIME_S, PoolRules
 from sandkasten.errors import InvalidRequest, QuotaExceeded, SandboxLost, SessionNotFound
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.commands.exec_values import ExecRequest
@@ -21,6 +19,8 @@ from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.oneshot_values import RunRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.pool import spare_claims, warm_pool
+from sandkasten_runtime.engine.pool.pool_rules import LIFETIME_S, PoolRules
 from tests.engine.injections import World
 from tests.patience import DEADLINES_S, PATIENCE_S
 

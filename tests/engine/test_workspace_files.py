@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from sandkasten.engine.lifecycle import workspace_loans
 from sandkasten.errors import Busy, Conflict, WorkspaceNotFound
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.engine.lifecycle import workspace_loans
 
 pytestmark = pytest.mark.anyio
 

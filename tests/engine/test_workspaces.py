@@ -21,7 +21,6 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.host_mounts import Mounted, MountRule
 from sandkasten.model.sandbox.lifecycle import State
@@ -31,7 +30,8 @@ from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.workspace import WorkspaceRules
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.linux.storage.host_mount_check import HostMountCheck
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.engine.injections import World
 from tests.engine.workspace_process import REQUEST, engine_at
 
@@ -191,8 +191,11 @@ async def test_a_session_key_includes_the_workspace(engine):
     first = await engine.create(CreateRequest(SandboxOptions(workspace_id="w"), session_key="k"))
     again = await engine.create(CreateRequest(SandboxOptions(workspace_id="w"), session_key="k"))
     assert (again.id, again.created, again.workspace_id) == (first.id, False, "w")
-    with pytest.raises(Conflict, match="names a sandbox with workspace_id w, not x"):
+    with pytest.raises(Conflict) as error:
         await engine.create(CreateRequest(SandboxOptions(workspace_id="x"), session_key="k"))
+    details = error.value.details
+    assert details["fields"] == ["workspace_id"]
+    assert (details["requested"], details["session"]) == (["x"], ["w"])
 
 
 async def test_workspaces_are_created_listed_measured_copied_and_deleted(world):
@@ -212,8 +215,9 @@ async def test_workspaces_are_created_listed_measured_copied_and_deleted(world):
         workspaces.copy("w", "x"),
         workspaces.resize("w", 32),
     ):
-        with pytest.raises(Conflict, match=f"while sandbox {box.id} has it"):
+        with pytest.raises(Conflict) as error:
             await attempt
+        assert error.value.details == {"workspace": "w", "sandbox_ids": [box.id]}
     await world.engine.destroy(box.id)
     assert (await workspaces.copy("w", "x")).used_bytes == before + 6
     assert (await workspaces.resize("x", 32)).size_bytes == 32 * MIB
@@ -414,7 +418,7 @@ async def test_a_damaged_workspace_is_listed_refused_and_deletable(tmp_path):
 
 
 async def test_a_held_lock_is_busy_and_not_a_hang(tmp_path, monkeypatch):
-    monkeypatch.setattr("sandkasten.engine.lifecycle.workspace_claims.LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr("sandkasten_runtime.engine.lifecycle.workspace_claims.LOCK_WAIT_S", 0.05)
     engine = engine_at(tmp_path)
     claims = engine.workspaces._claims
     async with DirectoryStore(tmp_path / "ledger").lock("workspace:w"):
@@ -424,7 +428,7 @@ async def test_a_held_lock_is_busy_and_not_a_hang(tmp_path, monkeypatch):
 
 
 async def test_a_directory_workspace_reports_its_size_as_unenforced(tmp_path):
-    from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
+    from sandkasten_runtime.linux.storage.workspace_directory import WorkspaceDirectory
 
     engine = engine_at(tmp_path)
     engine.workspaces._claims._port = WorkspaceDirectory(tmp_path / "workspaces", images=False)

@@ -10,11 +10,11 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal
 
-from sandkasten.engine.engine import Engine
 from sandkasten.errors import BackendUnavailable, SandboxLost
-from sandkasten.images.host_image import HostImages
 from sandkasten.model.sandbox.network_policy import NetworkCounts
 from sandkasten.model.sandbox.policy import Policy
+from sandkasten_runtime.engine.engine import Engine
+from sandkasten_runtime.images.host_image import HostImages
 from tests.engine.injections import Events, TestClock
 from tests.store.memory_store import MemoryJournal, MemoryStore
 from tests.unisolated.backend import UnisolatedBackend, standing_for

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
 from sandkasten.errors import SandkastenError
-from sandkasten.images.host_image import HostImages
-from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.engine import Engine
+from sandkasten_runtime.images.host_image import HostImages
+from sandkasten_runtime.linux.storage.workspace_directory import WorkspaceDirectory
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.engine.folder_backend import FolderBackend, FolderCell
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ async def _main(act: str, root: Path) -> None:
                 print(exc.code)  # noqa: T201
     elif act == "making":
         # Ends in the middle of making the volume.
-        import sandkasten.linux.storage.ext4 as ext4
+        import sandkasten_runtime.linux.storage.ext4 as ext4
 
         ext4.make = lambda *_: os._exit(9)
         await _try(engine_at(root), REQUEST)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from scripts.distributions import sources
 from tests.engines import lent, stock
 from tests.hostwatch import loopwatch
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOCKET = "/var/run/docker.sock"
-MARK = "SANDKASTEN_TEST_INSIDE"
+MARK = "TEST_SANDKASTEN_INSIDE"
 # What looks at sandboxes from outside must see their processes, which a container's own does not.
 OVERSIGHT = ("--pid", "host", "--cap-add", "SYS_PTRACE")
 
@@ -44,7 +45,7 @@ class Inside:
         near = replace(self.engine, host=f"unix://{SOCKET}", certificates="")
         told = {
             "PYTHONPATH": os.pathsep.join(
-                (str(REPOSITORY / "src"), str(REPOSITORY / "contract/src"), str(REPOSITORY))
+                str(REPOSITORY / path) for path in [*sources(), "contract/src", ""]
             ),
             "PYTHONDONTWRITEBYTECODE": "1",
             "LANG": "C.UTF-8",

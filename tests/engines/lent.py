@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Kind = Literal["local", "remote", "private"]
-ENGINES = "SANDKASTEN_TEST_ENGINES"
+ENGINES = "TEST_SANDKASTEN_ENGINES"
 
 _ours: dict[Kind, Engine] = {}
 _stocked: set[tuple[Kind, str]] = set()

@@ -15,6 +15,10 @@ if [ ! -e "$place/made" ]; then
     cp -a /usr/local/share/ca-certificates /etc/ssl "$root/var/tmp/"
     cp -a "$root/var/tmp/ssl/." "$root/etc/ssl/"
     for file in /etc/pip.conf /etc/npmrc; do [ ! -e "$file" ] || cp "$file" "$root/etc/"; done
+    if [ -e ~/.cargo/config.toml ]; then
+        home=$root/root
+        install -D -m 0644 ~/.cargo/config.toml "$home/.cargo/config.toml"
+    fi
     mkdir "$root/srv/sandkasten"
     git -C "$repository" archive HEAD | tar -x -C "$root/srv/sandkasten"
     touch "$place/made"

@@ -54,7 +54,7 @@ def run(python: Path, driver: str) -> list[str]:
                 **kept,
                 "EXAMPLE_BACKEND": "local",
                 # Our own client, in the environment of the example.
-                "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+                "PYTHONPATH": str(ROOT),
                 "OPENAI_API_KEY": "none",
             },
             capture_output=True,

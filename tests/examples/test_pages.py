@@ -128,7 +128,7 @@ def run(page: Page, tmp_path: Path, *, daemon: bool) -> None:
     environ = {
         "PATH": f"{commands(tmp_path / 'bin')}:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(here),
-        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        "PYTHONPATH": str(ROOT),
         "SANDKASTEN_DATA_DIR": str(tmp_path / "data"),
         "EXAMPLE_BACKEND": "local",
         "EXAMPLE_DAEMON": page.key or "open" if daemon else "no",
@@ -158,7 +158,7 @@ SCRIPT = {"agents": [{"turns": [{"text": "There are 3."}]}]}
 def commands(directory: Path) -> Path:
     """`sandkasten` and `python` as a reader has them."""
     directory.mkdir()
-    for name, words in (("sandkasten", '-m sandkasten.cli "$@"'), ("python", '"$@"')):
+    for name, words in (("sandkasten", '-m sandkasten_server.cli "$@"'), ("python", '"$@"')):
         path = directory / name
         path.write_text(f"#!/bin/sh\nexec {sys.executable} {words}\n")
         path.chmod(0o755)

@@ -21,8 +21,9 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from scripts.distributions import directories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,8 +41,8 @@ _thread = threading.local()
 # The kernel tells in ticks of 10 ms how much was stolen.
 _MANY_TICKS_S = 0.05
 
-_TESTS = str(Path(__file__).resolve().parents[1]) + "/"
-_PRODUCT = str(Path(__file__).resolve().parents[2] / "src") + "/"
+_TESTS = tuple(f"{path / 'tests'}/" for path in directories())
+_PRODUCT = tuple(f"{path / 'src'}/" for path in directories())
 
 _slow: list[str] = []
 _longest: dict[int, tuple[float, str]] = {}
@@ -125,7 +126,7 @@ def _is_called_by_a_test() -> bool:
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file != __file__ and file.startswith((_TESTS, _PRODUCT)):
+        if file != __file__ and file.startswith(_TESTS + _PRODUCT):
             return file.startswith(_TESTS)
         frame = frame.f_back  # type: ignore[assignment]
     return False

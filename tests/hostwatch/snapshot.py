@@ -2,7 +2,8 @@
 
 Only what carries a mark of ours is in it, because other programs use the machine too: our names and
 paths, the ids of sandboxes, and the marker in the environment of the test run. Settings of the
-kernel, the firewall and /etc are in it as a whole. It only reads. Objects that vanish while they
+kernel, the firewall and /etc are in it as a whole; /etc is not compared if packages were installed
+or removed in between, which changes it. It only reads. Objects that vanish while they
 are read are left out.
 """
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.linux.confinement.id_ranges import FIRST_ID
+from sandkasten_runtime.linux.confinement.id_ranges import FIRST_ID
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _OUR_ARGUMENT = re.compile(r"/(run|tmp|lib)/(sandkasten|sk[a-z0-9]*-|pytest-of-)
 # Cgroups of ours, and of the container engines that tests start.
 _OUR_CGROUP = re.compile(r"/(sandkasten|sk|docker|kube|containerd|runsc|buildkit|dagger)")
 
-MARKER = "SANDKASTEN_TEST_RUN"
+MARKER = "TEST_SANDKASTEN_RUN"
 """In the environment of the test run, and so of all it starts and does not clean."""
 
 # Counters and samples: they change on an idle machine.
@@ -62,6 +63,8 @@ _OF_A_LINK = re.compile(r"net/ipv[46]/(conf|neigh)/sk[0-9a-f]{8}/")
 LITTER_FOLDERS = ("/tmp", "/var/tmp", "/run", "/dev/shm", "/var/lib")
 # Folders of our own that may be there for good; what lies in them may not.
 STANDING = ("/run/sandkasten", "/var/lib/sandkasten")
+# Written whenever a package is installed, configured or removed.
+PACKAGE_DATABASES = ("/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,9 @@ class Snapshot:
     sysctls: Mapping[str, str]
     canary: Mapping[str, str]
     files: Mapping[str, str]
+    etc: Mapping[str, str]
+    packages: Mapping[str, str]
+    """When the package manager last changed what is installed. Not a difference by itself."""
 
 
 def take(canary: Path) -> Snapshot:
@@ -90,8 +96,10 @@ def take(canary: Path) -> Snapshot:
         links=dict(_links()),
         firewall=dict(_firewall()),
         sysctls=dict(_sysctls(Path("/proc/sys"))),
-        canary=dict(_tree(canary)) | dict(_tree(Path("/etc"))),
+        canary=dict(_tree(canary)),
         files=dict(_litter()),
+        etc=dict(_tree(Path("/etc"))),
+        packages=dict(_package_databases()),
     )
 
 
@@ -244,6 +252,12 @@ def _tree(root: Path) -> Iterator[tuple[str, str]]:
                     if at.st_size < 1_000_000:
                         seen += " sha256=" + hashlib.sha256(_read(path)).hexdigest()[:16]
                 yield path, seen
+
+
+def _package_databases() -> Iterator[tuple[str, str]]:
+    for path in PACKAGE_DATABASES:
+        with contextlib.suppress(OSError):
+            yield path, str(os.stat(path).st_mtime_ns)
 
 
 def _litter() -> Iterator[tuple[str, str]]:

@@ -98,7 +98,7 @@ def test_a_changed_canary_is_reported(planted_canary):
     ]
 
 
-@pytest.mark.parametrize("part", ["firewall", "sysctls", "canary"])
+@pytest.mark.parametrize("part", ["firewall", "sysctls", "canary", "etc"])
 def test_every_change_of_what_belongs_to_the_host_is_reported(planted_canary, part):
     assert _differences(planted_canary, part) == [
         f"{part}: new: c: 1",
@@ -121,8 +121,18 @@ def _differences(planted: Path, part: str) -> list[str]:
     return _only(part, differences(old, new))
 
 
+def test_packages_that_another_program_installs_excuse_only_changes_of_etc(planted_canary):
+    clean = snapshot.take(planted_canary)
+    changed = dataclasses.replace(clean, etc={"a": "1"}, canary={"a": "1"}, packages={"b": "1"})
+    assert _only("etc", differences(clean, changed)) == []
+    assert _only("packages", differences(clean, changed)) == []
+    assert _only("canary", differences(clean, changed)) != []
+    unchanged = dataclasses.replace(changed, packages=clean.packages)
+    assert _only("etc", differences(clean, unchanged)) != []
+
+
 def test_the_parts_of_a_snapshot_are_all_tried():
-    tried = {"firewall", "sysctls", "canary"}
+    tried = {"firewall", "sysctls", "canary", "etc", "packages"}
     tried |= {"processes", "mounts", "loops", "cgroups", "netns", "links", "files"}
     assert {field.name for field in dataclasses.fields(snapshot.Snapshot)} == tried
 
@@ -191,7 +201,7 @@ def test_sysctls_are_read_by_value_and_counters_are_left_out(planted_canary):
 )
 def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves, workers):
     root = Path(__file__).parents[2]
-    pytester.makeconftest((root / "tests" / "conftest.py").read_text())
+    pytester.makeconftest((root / "conftest.py").read_text())
     # Others may leave a `sleep` at the same time; a name that is nobody else's.
     named = pytester.path / f"left-{os.getpid()}"
     named.symlink_to("/bin/sleep")
@@ -234,7 +244,7 @@ def test_a_run_that_leaves_a_process_fails_and_names_it(pytester, leaves, worker
 @pytest.mark.long(reason="`make test` has a run that leaves a process")
 def test_a_changed_canary_fails_a_run_that_is_not_watched(pytester, workers):
     root = Path(__file__).parents[2]
-    pytester.makeconftest((root / "tests" / "conftest.py").read_text())
+    pytester.makeconftest((root / "conftest.py").read_text())
     pytester.makepyfile("def test_spoils(canary): (canary / 'open.txt').write_text('spoilt')")
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *workers, str(pytester.path)],

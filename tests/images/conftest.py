@@ -1,4 +1,4 @@
-"""A store for every test, and a registry or a folder to build from for those that need one."""
+"""A store for every test, and a registry for those that need one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.images.layers.image_store import LayerStore
+from sandkasten_runtime.images.layers.image_store import LayerStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def store(tmp_path: Path) -> LayerStore:
     return LayerStore(tmp_path / "images")
-
-
-@pytest.fixture
-def context(tmp_path: Path) -> Path:
-    """Return a folder that an image is built from."""
-    folder = tmp_path / "context"
-    (folder / "src" / "deep").mkdir(parents=True)
-    for name in ("a.txt", "b.txt", "src/main.py", "src/main.pyc", "src/deep/keep"):
-        (folder / name).write_text(name)
-    (folder / "src" / "out").symlink_to("/etc")
-    (folder / "secret").write_text("secret")
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sandkasten.images.layers.layer_unpack import Caps
+from sandkasten_runtime.images.layers.layer_unpack import Caps
 from tests.images.tars import END, GNU, file, header, padded, pax
 
 if TYPE_CHECKING:

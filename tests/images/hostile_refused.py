@@ -7,7 +7,7 @@ import gzip
 import itertools
 import lzma
 
-from sandkasten.images.layers.layer_unpack import Caps
+from sandkasten_runtime.images.layers.layer_unpack import Caps
 from tests.images.hostile import (
     DEEP,
     Endless,

@@ -25,8 +25,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from sandkasten.images.registry import manifests
-from sandkasten.images.registry.image_reference import this_platform
+from sandkasten_runtime.images.registry import manifests
+from sandkasten_runtime.images.registry.image_reference import this_platform
 from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S
 

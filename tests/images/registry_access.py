@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from sandkasten.images.registry.image_reference import Reference, parse_reference
-from sandkasten.images.registry.manifests import Index, Manifest
-from sandkasten.images.registry.registry_client import Registry, opened
-from sandkasten.images.registry.registry_credentials import Access
-from sandkasten.images.registry.registry_http import Patience
+from sandkasten_runtime.images.registry.image_reference import Reference, parse_reference
+from sandkasten_runtime.images.registry.manifests import Index, Manifest
+from sandkasten_runtime.images.registry.registry_client import Registry, opened
+from sandkasten_runtime.images.registry.registry_credentials import Access
+from sandkasten_runtime.images.registry.registry_http import Patience
 from tests.images import registries
 from tests.images.registries import PASSWORD, USER
 from tests.patience import PATIENCE_S

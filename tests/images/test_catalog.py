@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import ImageNotFound, InvalidConfiguration, InvalidImage, PolicyDenied
-from sandkasten.images.archives.archive_import import Import, import_file
-from sandkasten.images.catalog import Images
-from sandkasten.images.image_names import all_aliases, canonical_name, chain
+from sandkasten.model.images.image_info import ExportRequest, ImportRequest
 from sandkasten.model.images.known_images import KNOWN_IMAGES
 from sandkasten.model.images.resolved_image import Image
+from sandkasten_runtime.images.archives.archive_import import Import, import_file
+from sandkasten_runtime.images.catalog import Images
+from sandkasten_runtime.images.image_names import all_aliases, canonical_name, chain
 from tests import imagekit
 from tests.imagekit import FOREIGN, MACHINE, docker_members, sketch, write_tar
 from tests.patience import PATIENCE_S
@@ -223,7 +224,7 @@ async def test_an_invalid_name_is_refused_by_every_operation(store, usr, name):
         lambda: images.inspect(name),
         lambda: images.tag(name, "x"),
         lambda: images.remove(name, in_use=set()),
-        lambda: images.export(name, "/nowhere"),
+        lambda: images.export(ExportRequest(name, "/nowhere")),
     ):
         with pytest.raises(InvalidImage) as refused:
             await refuse()
@@ -257,7 +258,7 @@ async def test_an_import_that_is_cancelled_ends_and_leaves_nothing(store, usr):
         started.set()
 
     path = str(imagekit.debian_tar())
-    task = asyncio.create_task(images.import_archive(path, name="n", progress=heard))
+    task = asyncio.create_task(images.import_archive(path, ImportRequest("n"), progress=heard))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from sandkasten.errors import InvalidConfiguration
-from sandkasten.images.registry.registry_credentials import Access, Keyring
-from sandkasten.images.registry.registry_tokens import Challenge, parse_challenge
+from sandkasten_runtime.images.registry.registry_credentials import Access, Keyring
+from sandkasten_runtime.images.registry.registry_tokens import Challenge, parse_challenge
 
 
 def _docker_file(tmp_path, tree) -> dict[str, str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sandkasten.errors import FileTrouble, InvalidRequest
-from sandkasten.images.archives.archive_export import export_file
-from sandkasten.images.archives.archive_import import Import, import_file
-from sandkasten.images.layers.image_store import LayerStore
+from sandkasten_runtime.images.archives.archive_export import export_file
+from sandkasten_runtime.images.archives.archive_import import Import, import_file
+from sandkasten_runtime.images.layers.image_store import LayerStore
 from tests import imagekit
 from tests.imagekit import docker_members, layer, sketch, skopeo, tree_of, write_tar
 

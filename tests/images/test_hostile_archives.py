@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import pytest
 
 from sandkasten.errors import InvalidImage
-from sandkasten.images.layers.layer_unpack import unpack_layer
+from sandkasten_runtime.images.layers.layer_unpack import unpack_layer
 from tests.images.hostile import SMALL, Endless, tar
 from tests.images.hostile_harmless import HARMLESS
 from tests.images.hostile_refused import REFUSED

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import FileTrouble, InvalidImage, InvalidRequest
-from sandkasten.images.archives.archive_import import Import, import_file
-from sandkasten.images.layers.image_store import LayerStore
+from sandkasten_runtime.images.archives.archive_import import Import, import_file
+from sandkasten_runtime.images.layers.image_store import LayerStore
 from tests import imagekit
 from tests.imagekit import (
     FOREIGN,
@@ -418,7 +418,7 @@ def test_a_second_import_unpacks_nothing_and_takes_its_name(store, tmp_path, kin
     def unpack(*_: object, **__: object) -> None:
         raise AssertionError("it was unpacked again")
 
-    monkeypatch.setattr("sandkasten.images.layers.layer_unpack.unpack_layer", unpack)
+    monkeypatch.setattr("sandkasten_runtime.images.layers.layer_unpack.unpack_layer", unpack)
     [second] = bring(store, path, name="second")
     assert second.id == first.id
     assert second.names == ("first:latest", "second:latest")

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.errors import Busy, InvalidImage, QuotaExceeded
-from sandkasten.images import store_packer
-from sandkasten.images.archives.archive_import import Import, import_file
-from sandkasten.images.catalog import Images
-from sandkasten.images.image_config import ImageConfig
-from sandkasten.images.layers import layer_tar
-from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.images.store_packer import StorePacker
 from sandkasten.model.images.resolved_image import Image
+from sandkasten_runtime.images import store_packer
+from sandkasten_runtime.images.archives.archive_import import Import, import_file
+from sandkasten_runtime.images.catalog import Images
+from sandkasten_runtime.images.image_config import ImageConfig
+from sandkasten_runtime.images.layers import layer_tar
+from sandkasten_runtime.images.layers.image_store import LayerStore
+from sandkasten_runtime.images.store_packer import StorePacker
 from tests import imagekit
 from tests.engines import lent
 from tests.imagekit import MACHINE, docker_members, layer, sketch, write_tar

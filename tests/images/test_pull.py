@@ -20,10 +20,10 @@ from sandkasten.errors import (
     RegistryUnavailable,
     Unauthorized,
 )
-from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.images.registry.puller import Puller
-from sandkasten.images.registry.registry_credentials import Access, Keyring
-from sandkasten.images.registry.registry_http import Patience
+from sandkasten_runtime.images.layers.image_store import LayerStore
+from sandkasten_runtime.images.registry.puller import Puller
+from sandkasten_runtime.images.registry.registry_credentials import Access, Keyring
+from sandkasten_runtime.images.registry.registry_http import Patience
 from tests.imagekit import skopeo
 from tests.images import registries
 from tests.images.registries import HERE, PASSWORD, USER, Asked, Running

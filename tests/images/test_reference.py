@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sandkasten.errors import InvalidImage, InvalidRequest
-from sandkasten.images.registry.image_reference import (
+from sandkasten_runtime.images.registry.image_reference import (
     Platform,
     Reference,
     best,
@@ -15,7 +15,7 @@ from sandkasten.images.registry.image_reference import (
     parse_reference,
     this_platform,
 )
-from sandkasten.images.registry.manifests import DOCKER_LIST, Index, read_manifest
+from sandkasten_runtime.images.registry.manifests import DOCKER_LIST, Index, read_manifest
 from tests.images import registries
 from tests.images.registry_access import MADE
 

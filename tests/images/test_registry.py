@@ -21,9 +21,9 @@ from sandkasten.errors import (
     RegistryUnavailable,
     Unauthorized,
 )
-from sandkasten.images.registry.manifests import Descriptor
-from sandkasten.images.registry.registry_credentials import Access
-from sandkasten.images.registry.registry_http import _context, loopback
+from sandkasten_runtime.images.registry.manifests import Descriptor
+from sandkasten_runtime.images.registry.registry_credentials import Access
+from sandkasten_runtime.images.registry.registry_http import _context, loopback
 from tests.images import registries
 from tests.images.registries import PASSWORD, USER, Running
 from tests.images.registry_access import (

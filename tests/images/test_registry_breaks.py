@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from sandkasten.errors import Cancelled, InvalidImage, RegistryUnavailable
-from sandkasten.images.registry.blob_stream import ThreadReader
-from sandkasten.images.registry.manifests import Manifest
-from sandkasten.images.registry.registry_http import Patience
+from sandkasten_runtime.images.registry.blob_stream import ThreadReader
+from sandkasten_runtime.images.registry.manifests import Manifest
+from sandkasten_runtime.images.registry.registry_http import Patience
 from tests.images import registries
 from tests.images.registry_access import (
     MADE,

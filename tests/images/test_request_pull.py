@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.daemon.settings import resolver
 from sandkasten.errors import (
     ImageNotFound,
     InvalidImage,
@@ -19,12 +18,14 @@ from sandkasten.errors import (
     QuotaExceeded,
     RegistryUnavailable,
 )
-from sandkasten.images.catalog import Images
-from sandkasten.images.image_sources import Sources
-from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.images.registry.registry_credentials import Access
-from sandkasten.images.registry.registry_http import Patience
-from sandkasten.model.images.pull_rules import PullLimits
+from sandkasten.model.images.image_info import PullRequest
+from sandkasten.ports.pull_limits import PullLimits
+from sandkasten_runtime.assembly.settings import resolver
+from sandkasten_runtime.images.catalog import Images
+from sandkasten_runtime.images.image_sources import Sources
+from sandkasten_runtime.images.layers.image_store import LayerStore
+from sandkasten_runtime.images.registry.registry_credentials import Access
+from sandkasten_runtime.images.registry.registry_http import Patience
 from tests import imagekit
 from tests.images import registries
 from tests.loopback_port import free_port
@@ -82,9 +83,9 @@ def catalog(
 
 def test_a_request_pulls_what_it_names_in_full_unless_the_operator_forbids_it(tmp_path):
     found = resolver.load({}, {}, tmp_path)
-    assert (found.images_pull, found.plugins["docker"].pull) == ("named", "named")
+    assert (found.named("images.pull"), found.plugins["docker"].pull) == ("named", "named")
     off = resolver.load({}, {"SANDKASTEN_IMAGES_PULL": "never"}, tmp_path)
-    assert off.images_pull == "never"
+    assert off.named("images.pull") == "never"
 
 
 @pytest.mark.promise("P50")
@@ -176,7 +177,7 @@ async def test_an_image_over_a_limit_is_refused_before_it_is_downloaded(usr, reg
     assert LayerStore(usr.parent / "images").layers() == []
     # The twin: the operator's own pull is bounded by the image alone.
     limits = PullLimits(image_bytes=1 << 20, store_bytes=100)
-    assert (await catalog(usr, limits=limits).pull(name)).names == (name,)
+    assert (await catalog(usr, limits=limits).pull(PullRequest(name))).names == (name,)
 
 
 async def test_an_image_that_unpacks_to_more_than_the_limit_is_refused(usr, registry):
@@ -226,7 +227,7 @@ def test_run_pulls_a_literal_image_and_says_so(tmp_path, registry):
         "DOCKER_CONFIG": str(tmp_path),
     }
     command = [
-        *(sys.executable, "-m", "sandkasten.cli", "--embedded", "run"),
+        *(sys.executable, "-m", "sandkasten_server.cli", "--embedded", "run"),
         *("--runtime", "sh", "--image", name, "-c", "ls -l /bin/busybox >/dev/null && echo inside"),
     ]
     first, second = (

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.images.archives.archive_import import architecture_of
-from sandkasten.images.layers.image_store import ImageConfig, LayerStore
-from sandkasten.images.layers.overlay import has_program, read_merged
-from sandkasten.images.layers.skeleton import (
+from sandkasten_runtime.images.archives.archive_import import architecture_of
+from sandkasten_runtime.images.layers.image_store import ImageConfig, LayerStore
+from sandkasten_runtime.images.layers.overlay import has_program, read_merged
+from sandkasten_runtime.images.layers.skeleton import (
     MAX_ACCOUNTS_BYTES,
     group,
     home_is_free,

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sandkasten
-from sandkasten.backends.local.backend import LocalBackend
-from sandkasten.cli.main import main
-from sandkasten.daemon.settings import resolver
 from sandkasten.errors import (
     InvalidConfiguration,
     InvalidImage,
     RegistryUnavailable,
     Unauthorized,
 )
-from sandkasten.images.catalog import Images
-from sandkasten.images.image_config import ImageConfig
-from sandkasten.images.image_sources import Sources
-from sandkasten.images.layers.image_store import LayerStore
-from sandkasten.images.registry.registry_credentials import Access
-from sandkasten.images.registry.registry_http import Patience
 from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten_runtime.assembly.settings import resolver
+from sandkasten_runtime.backends.local.backend import LocalBackend
+from sandkasten_runtime.images.catalog import Images
+from sandkasten_runtime.images.image_config import ImageConfig
+from sandkasten_runtime.images.image_sources import Sources
+from sandkasten_runtime.images.layers.image_store import LayerStore
+from sandkasten_runtime.images.registry.registry_credentials import Access
+from sandkasten_runtime.images.registry.registry_http import Patience
+from sandkasten_server.cli.main import main
 from tests.cli.terminal import Person
 from tests.images import registries
 from tests.images.registries import PASSWORD, USER, Running
@@ -92,11 +92,12 @@ def test_a_registry_is_configured_in_the_file_and_its_secrets_are_never_shown(tm
         "      insecure: true\n"
     )
     found = resolver.load({}, {}, tmp_path)
-    assert found.registries == {
+    assert found.named("images.registries") == {
         "h.example:5000": Access(username="ada", password="s3same", ca_file="/etc/ca.pem"),
         "other": Access(insecure=True),
     }
-    assert (found.images_pull, found.pull_limits.seconds) == ("missing", 600.0)
+    assert found.named("images.pull") == "missing"
+    assert found.named("images.pull_timeout_seconds") == 600.0
     shown = {one.name: one.value for one in found.origins()}["images.registries"]
     assert shown == ["h.example:5000 (ca_file, password, username)", "other (insecure)"]
     assert "s3same" not in repr(found)
@@ -105,7 +106,7 @@ def test_a_registry_is_configured_in_the_file_and_its_secrets_are_never_shown(tm
 def test_registries_can_be_configured_as_json_in_the_environment():
     said = json.dumps({"h": {"token": "t0ken"}})
     found = resolver.load({}, {"SANDKASTEN_IMAGES_REGISTRIES": said, "HOME": "/h"})
-    assert found.registries == {"h": Access(token="t0ken")}
+    assert found.named("images.registries") == {"h": Access(token="t0ken")}
 
 
 @pytest.mark.parametrize(
@@ -336,7 +337,7 @@ def test_an_invalid_build_request_is_refused(capfd, words):
 def test_the_progress_of_a_pull_is_drawn_on_a_terminal_and_nowhere_else(plain_registry, capfd):
     size = len(MADE.blobs[MADE.layers[0]])
     name = f"{plain_registry.host}/team/app:1"
-    with Person([sys.executable, "-m", "sandkasten.cli", "image", "pull", name]) as person:
+    with Person([sys.executable, "-m", "sandkasten_server.cli", "image", "pull", name]) as person:
         person.wait_for(f"layer {MADE.layers[0].removeprefix('sha256:')[:12]}")
         person.wait_for(f"{size}/{size} bytes")
         person.wait_for(name)

@@ -16,10 +16,10 @@ import pytest
 
 from sandkasten.disk.tree_removal import remove_tree
 from sandkasten.errors import Busy, Conflict, InvalidImage
-from sandkasten.images.image_config import parse_config
-from sandkasten.images.layers.image_records import image_id
-from sandkasten.images.layers.image_store import ImageConfig, LayerStore
-from sandkasten.images.layers.store_locks import StoreLocks
+from sandkasten_runtime.images.image_config import parse_config
+from sandkasten_runtime.images.layers.image_records import image_id
+from sandkasten_runtime.images.layers.image_store import ImageConfig, LayerStore
+from sandkasten_runtime.images.layers.store_locks import StoreLocks
 from tests.imagekit import digest, layer, tree_of
 
 ONE = layer({"a": b"1", "etc": None, "etc/passwd": b"root:x:0:0::/root:/bin/sh\n"})
@@ -289,7 +289,7 @@ def test_an_image_with_a_missing_layer_is_refused(store):
 def test_leftovers_of_dead_processes_are_swept_and_live_imports_kept(store):
     hold = (
         "import sys; from pathlib import Path\n"
-        "from sandkasten.images.layers.image_store import LayerStore\n"
+        "from sandkasten_runtime.images.layers.image_store import LayerStore\n"
         "with LayerStore(Path(sys.argv[1])).place() as place:\n"
         "    (place / 'half').mkdir(); print(place, flush=True); sys.stdin.read()\n"
     )

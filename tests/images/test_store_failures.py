@@ -7,21 +7,17 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.images.archives.archive_import import Import, import_file
-from sandkasten.images.layers.image_store import LayerStore
+from sandkasten_runtime.images.archives.archive_import import Import, import_file
+from sandkasten_runtime.images.layers.image_store import LayerStore
 from tests import imagekit
 from tests.imagekit import docker_members, layer, sketch, tree_of, write_tar
-from tests.patience import PATIENCE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.ordinary_user import OrdinaryUser
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 pytestmark = pytest.mark.promise("P49")
 
@@ -30,8 +26,8 @@ NOBODY = 65534
 IMPORT = (
     "import sys; from pathlib import Path\n"
     "from sandkasten.errors import SandkastenError\n"
-    "from sandkasten.images.archives.archive_import import Import, import_file\n"
-    "from sandkasten.images.layers.image_store import LayerStore\n"
+    "from sandkasten_runtime.images.archives.archive_import import Import, import_file\n"
+    "from sandkasten_runtime.images.layers.image_store import LayerStore\n"
     "print('ready', flush=True)\n"
     "try:\n"
     "    [image] = import_file(LayerStore(Path(sys.argv[1])), Import(Path(sys.argv[2]),"
@@ -169,22 +165,12 @@ ls {where}/images/layers | wc -l
     assert (making, layers) == ("0", "1")
 
 
-@pytest.fixture
-def ordinary_users_dir() -> Iterator[Path]:
-    """A directory of an ordinary user, in a place that the user can reach."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="pytest-of-nobody-") as made:
-        os.chown(made, NOBODY, NOBODY)
-        yield Path(made)
-
-
-def test_an_ordinary_user_has_a_store_too(ordinary_users_dir):
+def test_an_ordinary_user_has_a_store_too():
     """Everything belongs to the user, and opaque directories are marked by user attributes."""
-    archive = write_tar(ordinary_users_dir / "x.tar", docker_members(sketch()))
     code = (
         "import os, sys; from pathlib import Path\n"
-        "os.setgid(65534); os.setgroups([]); os.setuid(65534)\n"
-        "from sandkasten.images.archives.archive_import import Import, import_file\n"
-        "from sandkasten.images.layers.image_store import LayerStore\n"
+        "from sandkasten_runtime.images.archives.archive_import import Import, import_file\n"
+        "from sandkasten_runtime.images.layers.image_store import LayerStore\n"
         "store = LayerStore(Path(sys.argv[1]))\n"
         "[image] = import_file(store, Import(Path(sys.argv[2])))\n"
         "trees = store.trees(image)\n"
@@ -194,11 +180,9 @@ def test_an_ordinary_user_has_a_store_too(ordinary_users_dir):
         "store.remove('sketch:1', in_use=set())\n"
         "print(len(store.collect(set()).layers), os.listdir(store.root / 'making'))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(ordinary_users_dir / "images"), str(archive)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with OrdinaryUser() as user:
+        archive = write_tar(user.home / "x.tar", docker_members(sketch()))
+        words = ("-c", code, str(user.home / "images"), str(archive))
+        done = user.python(*words, timeout_s=FAR_TOO_LATE_S)
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["[65534] b'y'", "3 []"]
+    assert done.stdout.splitlines() == [f"[{user.id}] b'y'", "3 []"]

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import BackendUnavailable, InternalError, InvalidImage, QuotaExceeded
-from sandkasten.images.archives import compression
-from sandkasten.images.layers import layer_unpack
-from sandkasten.images.layers.layer_unpack import Caps, Unpacked, unpack_layer
+from sandkasten_runtime.images.archives import compression
+from sandkasten_runtime.images.layers import layer_unpack
+from sandkasten_runtime.images.layers.layer_unpack import Caps, Unpacked, unpack_layer
 from tests.images.tars import END, directory, file, header, old_sparse, pax, symlink, tree
 
 if TYPE_CHECKING:

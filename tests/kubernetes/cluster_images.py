@@ -1,7 +1,7 @@
 """The images of a test cluster, and the backend on it.
 
 `python -m tests.kubernetes.cluster_images DIRECTORY` writes the archives, which a cluster that was
-started by hand must have before the suites run on it. SANDKASTEN_TEST_KUBECONFIG names it.
+started by hand must have before the suites run on it. TEST_SANDKASTEN_KUBECONFIG names it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.backends.kubernetes.kubernetes_options import PROGRAMS, KubernetesOptions
-from sandkasten.daemon.backend_registry import read_nested
-from sandkasten.linux.programs import Programs
 from sandkasten.model.sandbox.cell_spec import DEFAULT_PATH
+from sandkasten_kubernetes.backend import KubernetesBackend
+from sandkasten_kubernetes.kubernetes_options import PROGRAMS, KubernetesOptions
+from sandkasten_runtime.assembly.backend_registry import read_nested
+from sandkasten_runtime.linux.programs import Programs
 from tests import imagekit
 from tests.cluster.lent_cluster import KUBECONFIG
 from tests.cluster.node import SECCOMP_PROFILE
@@ -70,7 +70,7 @@ def write(directory: Path, *names: str) -> None:
     programs = directory / "programs.rootfs"
     with tarfile.open(programs, "w") as tar:
         found = Programs.found(None, None)
-        for one in (found.runner, found.egress, found.launcher):
+        for one in (found.runner, found.egress, found.gate, found.launcher):
             tar.add(one, f"{PROGRAMS.lstrip('/')}/{one.name}")
     for name, made in ((PROGRAM_IMAGE, programs), *((name, _TARS[name]()) for name in names)):
         image = imagekit.rootfs_sketch(

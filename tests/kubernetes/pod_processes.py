@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.linux.programs import Programs
+from sandkasten_runtime.linux.programs import Programs
 from tests.loopback_port import wait_until_listened_on
 from tests.patience import PATIENCE_S
 
@@ -42,7 +42,7 @@ class PodProcesses:
         programs = Programs.found(None, None)
         hand_over = place / "hand-over"
         commands = (
-            [programs.egress, "--gate", gate["command"][2], place / "keys", hand_over, place / "l"],
+            [programs.gate, "--pod", gate["command"][2], place / "keys", hand_over, place / "l"],
             [programs.runner, "--receive", hand_over, "--state-dir", place / "state"],
         )
         self._running[name] = [

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.kubernetes import pod_names
-from sandkasten.linux.cgroup import cgroups
+from sandkasten_kubernetes import pod_names
+from sandkasten_runtime.linux.cgroup import cgroups
 from tests.cluster.kube_api import ApiError, KubeApi
 from tests.cluster.lent_cluster import KUBECONFIG
 from tests.engines import seen

@@ -13,8 +13,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.linux.programs import Programs
-from sandkasten.linux.storage import mountinfo
+from sandkasten_runtime.linux.programs import Programs
+from sandkasten_runtime.linux.storage import mountinfo
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.linux.cgroup import cgroups
-from sandkasten.linux.cgroup.cgroups import CgroupPlan, Hierarchies, Write, parse_mounts
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.model.sandbox.usage import Usage
+from sandkasten_runtime.linux.cgroup import cgroups
+from sandkasten_runtime.linux.cgroup.cgroups import CgroupPlan, Hierarchies, Write, parse_mounts
 
 # Captured on Debian 12, kernel 6.18 (hybrid) and on Debian 13 with systemd 257 (unified).
 HYBRID = """\

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from sandkasten.linux import sandbox_removal
+from sandkasten_runtime.linux import sandbox_removal
 from tests.patience import PATIENCE_S
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.linux.confinement import posture, posture_probe
+from sandkasten_runtime.linux.confinement import posture, posture_probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sandkasten.linux.confinement.posture import Posture
+    from sandkasten_runtime.linux.confinement.posture import Posture
 
 NOT_FOUND = ["the command started inside was not found from outside"]
 # Nobody else's words on this machine.

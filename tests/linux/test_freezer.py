@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from sandkasten.linux.cgroup import cgroups, freezer
-from sandkasten.linux.cgroup.cgroups import CgroupPlan, Hierarchies
-from sandkasten.linux.cgroup.freezer import Freezer, Reclaimer
+from sandkasten_runtime.linux.cgroup import cgroups, freezer
+from sandkasten_runtime.linux.cgroup.cgroups import CgroupPlan, Hierarchies
+from sandkasten_runtime.linux.cgroup.freezer import Freezer, Reclaimer
 from tests.patience import PATIENCE_S
 
 HYBRID = Hierarchies({"freezer": "/f", "memory": "/m"}, v2="/u")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import UnsupportedByBackend
-from sandkasten.linux.cgroup.cgroups import SOCKET_LIMIT, Hierarchies
-from sandkasten.linux.host_requirements import socket_memory
-from sandkasten.linux.launch_plan import refuse
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten_runtime.linux.cgroup.cgroups import SOCKET_LIMIT, Hierarchies
+from sandkasten_runtime.linux.host_requirements import socket_memory
+from sandkasten_runtime.linux.launch_plan import refuse
 
 if TYPE_CHECKING:
     from pathlib import Path

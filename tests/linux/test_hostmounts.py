@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from sandkasten.errors import BackendUnavailable, PolicyDenied
-from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.model.sandbox.cell_spec import HostMount
 from sandkasten.model.sandbox.host_mounts import MountRule
+from sandkasten_runtime.linux.storage.host_mount_check import HostMountCheck
 
 pytestmark = pytest.mark.anyio
 

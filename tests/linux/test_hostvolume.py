@@ -20,10 +20,10 @@ from sandkasten.errors import (
     QuotaExceeded,
     WorkspaceDamaged,
 )
-from sandkasten.linux.programs import Programs
-from sandkasten.linux.storage import ext4, host_volume, mountinfo, workspace_image
 from sandkasten.model.sandbox.cell_spec import Volume
 from sandkasten.model.sandbox.limits import MIB
+from sandkasten_runtime.linux.programs import Programs
+from sandkasten_runtime.linux.storage import ext4, host_volume, mountinfo, workspace_image
 from tests.linux.hostvolumes import devices, eventually, mounts, nothing_of
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def test_a_shared_parent_propagates_mount_and_unmount(base: Path) -> None:
     script = f"""
 import os, subprocess, sys
 from pathlib import Path
-from sandkasten.linux.storage import host_volume
+from sandkasten_runtime.linux.storage import host_volume
 base = Path({str(base)!r})
 peer = subprocess.Popen(
     ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "echo; exec sleep 600"],
@@ -393,7 +393,7 @@ def test_a_process_that_cannot_serve_an_engine_is_reported(
 ) -> None:
     script = f"""
 from pathlib import Path
-from sandkasten.linux.storage import host_volume
+from sandkasten_runtime.linux.storage import host_volume
 print(host_volume.supported(Path({str(base)!r})))
 """
     done = subprocess.run(

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from sandkasten.errors import BackendUnavailable, SandkastenError
-from sandkasten.linux import launcher
-from sandkasten.linux.storage import ext4, host_volume, workspace_image
 from sandkasten.model.sandbox.cell_spec import Volume
 from sandkasten.model.sandbox.limits import MIB
+from sandkasten_runtime.linux import launcher
+from sandkasten_runtime.linux.storage import ext4, host_volume, workspace_image
 from tests.linux.hostvolumes import (
     LAUNCHER,
     devices,
@@ -42,7 +42,7 @@ USER = 1000
 _MANY = 400
 # System calls of the launcher, both borders of each, from before the device on.
 # Borders of system calls before the end, each of which is tried; every day the last of them.
-_TAIL = 60 if os.environ.get("SANDKASTEN_LONG") == "1" else 15
+_TAIL = 60 if os.environ.get("TEST_SANDKASTEN_LONG") == "1" else 15
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_launcher_that_outlives_its_caller_leaves_nothing(tmp_path: Path) -> N
     workspace_image.template(tmp_path, 8 * MIB)
     script = f"""
 from pathlib import Path
-from sandkasten.linux.storage import host_volume
+from sandkasten_runtime.linux.storage import host_volume
 base = Path({str(tmp_path)!r})
 print(flush=True)
 host_volume.make(base / "v", {8 * MIB}, owner={USER}, templates=base)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import BackendUnavailable
-from sandkasten.linux.confinement import id_ranges
+from sandkasten_runtime.linux.confinement import id_ranges
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import BackendUnavailable, InternalError
-from sandkasten.linux import launcher
+from sandkasten_runtime.linux import launcher
 
 if TYPE_CHECKING:
     from pathlib import Path

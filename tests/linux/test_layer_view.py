@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-from sandkasten.linux.storage.layer_view import LayerView
-from sandkasten.linux.system_trust import hashed_name, trusting_image
-from sandkasten.linux.trust_files import authority_pem, make_authority
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten_runtime.linux.storage.layer_view import LayerView
+from sandkasten_runtime.linux.system_trust import hashed_name, trusting_image
+from sandkasten_runtime.linux.trust_files import authority_pem, make_authority
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from sandkasten.linux.storage import mountinfo
-from sandkasten.linux.storage.mountinfo import MountEntry
+from sandkasten_runtime.linux.storage import mountinfo
+from sandkasten_runtime.linux.storage.mountinfo import MountEntry
 
 # Linux 6.1 under systemd, cut to what matters; the third has a blank and a backslash in its name.
 LINES = rb"""22 29 0:21 / /proc rw,nosuid shared:13 - proc proc rw

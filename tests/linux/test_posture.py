@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sandkasten.linux.confinement.posture import NAMESPACES, Posture, deviations
+from sandkasten_runtime.linux.confinement.posture import NAMESPACES, Posture, deviations
 
 IDS = range(0x70000000, 0x70010000)
 HOST = Posture({}, {n: f"{n}:[1]" for n in NAMESPACES}, "", (), 0)

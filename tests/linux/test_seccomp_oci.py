@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandkasten.linux.confinement import seccomp_rules
-from sandkasten.linux.confinement.seccomp_oci import all_but, profile
+from sandkasten_runtime.linux.confinement import seccomp_rules
+from sandkasten_runtime.linux.confinement.seccomp_oci import all_but, profile
 
 
 def answer(name: str, *arguments: int) -> str | int:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sandkasten.linux.undoable_work import whole_or_nothing
+from sandkasten_runtime.linux.undoable_work import whole_or_nothing
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -24,10 +23,11 @@ from sandkasten.errors import (
     WorkspaceDamaged,
     WorkspaceNotFound,
 )
-from sandkasten.linux.storage import ext4, tree_copy, workspace_directory, workspace_image
-from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten.model.sandbox.workspace import StoredWorkspace
+from sandkasten_runtime.linux.storage import ext4, tree_copy, workspace_directory, workspace_image
+from sandkasten_runtime.linux.storage.workspace_directory import WorkspaceDirectory
 from tests.linux.hostvolumes import devices, eventually
+from tests.ordinary_user import OrdinaryUser
 from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 
 pytestmark = pytest.mark.anyio
@@ -483,37 +483,26 @@ def _dig(tree: Path, name: str, depth: int) -> int:
     return one
 
 
-async def test_a_directory_without_permissions_is_removed(directories, tmp_path):
+async def test_a_directory_without_permissions_is_removed():
     """As the ordinary user who owns it; root ignores permissions."""
-    root = tmp_path / "workspaces"
-    await directories.create("w", 8 * MB, 1.0)
-    ended = await asyncio.to_thread(_shut_and_remove, root)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert os.listdir(root) == []
+    with OrdinaryUser() as user:
+        root = user.home / "workspaces"
+        await WorkspaceDirectory(root, images=False).create("w", 8 * MB, 1.0)
+        ended = await asyncio.to_thread(_shut_and_remove, user, root)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert os.listdir(root) == []
 
 
-def _shut_and_remove(root: Path) -> subprocess.CompletedProcess[str]:
+def _shut_and_remove(user: OrdinaryUser, root: Path) -> subprocess.CompletedProcess[str]:
     shut = root / "w" / "tree" / "shut" / "inner"
     shut.mkdir(parents=True)
     (shut / "file").write_text("x")
     shut.chmod(0)
     shut.parent.chmod(0o500)
-    subprocess.run(["chown", "-R", "nobody", root], check=True, timeout=FAR_TOO_LATE_S)
-    for folder in root.parents:
-        ours = str(folder).startswith(("/tmp/", "/var/tmp/"))
-        if ours and folder.stat().st_mode & 0o777 == 0o700:
-            folder.chmod(0o711)
+    subprocess.run(["chown", "-R", str(user.id), root], check=True, timeout=FAR_TOO_LATE_S)
     code = (
         "import asyncio, sys; from pathlib import Path\n"
-        "from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory\n"
+        "from sandkasten_runtime.linux.storage.workspace_directory import WorkspaceDirectory\n"
         "asyncio.run(WorkspaceDirectory(Path(sys.argv[1])).remove('w'))"
     )
-    return subprocess.run(
-        [sys.executable, "-c", code, root],
-        user="nobody",
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"]},
-    )
+    return user.python("-c", code, str(root), timeout_s=FAR_TOO_LATE_S)

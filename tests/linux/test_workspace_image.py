@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandkasten.errors import BackendUnavailable, QuotaExceeded
-from sandkasten.linux.storage import workspace_image
+from sandkasten_runtime.linux.storage import workspace_image
 
 
 def test_a_file_system_template_is_created_once(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""The backend `e2b` at E2B itself. It costs money: only with SANDKASTEN_LIVE_E2B=1 and E2B_API_KEY.
+"""The backend `e2b` at E2B itself. It costs money: only with TEST_SANDKASTEN_LIVE_E2B=1 and
+E2B_API_KEY.
 
-SANDKASTEN_LIVE_E2B_TEMPLATE names another template than `base`, SANDKASTEN_LIVE_E2B_PROGRAMS a
-directory with programs for E2B's processors (x86-64).
+TEST_SANDKASTEN_LIVE_E2B_TEMPLATE names another template than `base`, and
+TEST_SANDKASTEN_LIVE_E2B_PROGRAMS a directory with programs for E2B's processors (x86-64).
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from sandkasten_contract.box import Box
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from sandkasten.backends.cloud.backend import CloudBackend
+    from sandkasten_cloud.backend import CloudBackend
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("SANDKASTEN_LIVE_E2B") != "1",
-    reason="SANDKASTEN_LIVE_E2B=1 and E2B_API_KEY run it at E2B",
+    os.environ.get("TEST_SANDKASTEN_LIVE_E2B") != "1",
+    reason="TEST_SANDKASTEN_LIVE_E2B=1 and E2B_API_KEY run it at E2B",
 )
-TEMPLATE = os.environ.get("SANDKASTEN_LIVE_E2B_TEMPLATE", "base")
+TEMPLATE = os.environ.get("TEST_SANDKASTEN_LIVE_E2B_TEMPLATE", "base")
 
 
 @pytest.fixture
 async def backend(tmp_path: Path) -> AsyncIterator[CloudBackend]:
-    from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
+    from sandkasten_cloud.e2b.e2b_options import E2bOptions
     from tests.cloud.e2b_service import open_backend
 
-    programs = os.environ.get("SANDKASTEN_LIVE_E2B_PROGRAMS")
+    programs = os.environ.get("TEST_SANDKASTEN_LIVE_E2B_PROGRAMS")
     options = E2bOptions(
         api_key=os.environ["E2B_API_KEY"],
         template=TEMPLATE,

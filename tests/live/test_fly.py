@@ -1,4 +1,4 @@
-"""Fly itself, with an account: `SANDKASTEN_LIVE_FLY=1 pytest tests/live/test_fly.py`.
+"""Fly itself, with an account: `TEST_SANDKASTEN_LIVE_FLY=1 pytest tests/live/test_fly.py`.
 
 It makes a machine for a minute or two. Variables: FLY_API_TOKEN (a deploy token),
 SANDKASTEN_FLY_APP, and SANDKASTEN_FLY_IMAGE, an image with our programs (docs/guides/cloud.md);
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from sandkasten.backends.cloud.backend import CloudBackend
-from sandkasten.backends.cloud.fly.fly_capabilities import FLY
-from sandkasten.backends.cloud.fly.fly_options import FlyOptions, Reach
-from sandkasten.backends.cloud.fly.fly_provider import FlyProvider
-from sandkasten.backends.cloud.machine_records import MachineRecords
 from sandkasten.errors import SandboxLost
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.network_policy import NetworkPolicy
+from sandkasten_cloud.backend import CloudBackend
+from sandkasten_cloud.fly.fly_capabilities import FLY
+from sandkasten_cloud.fly.fly_options import FlyOptions, Reach
+from sandkasten_cloud.fly.fly_provider import FlyProvider
+from sandkasten_cloud.machine_records import MachineRecords
 from sandkasten_contract.box import Box
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("SANDKASTEN_LIVE_FLY") != "1", reason="needs an account: SANDKASTEN_LIVE_FLY=1"
+    os.environ.get("TEST_SANDKASTEN_LIVE_FLY") != "1",
+    reason="needs an account: TEST_SANDKASTEN_LIVE_FLY=1",
 )
 
 

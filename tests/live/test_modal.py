@@ -1,4 +1,4 @@
-"""Sandboxes at Modal itself, with an account of whoever runs this: SANDKASTEN_LIVE_MODAL=1."""
+"""Sandboxes at Modal itself, with your own account: TEST_SANDKASTEN_LIVE_MODAL=1."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.cloud.backend import CloudBackend
-from sandkasten.backends.cloud.machine_records import MachineRecords
-from sandkasten.backends.cloud.modal.modal_capabilities import MODAL
-from sandkasten.backends.cloud.modal.modal_options import ModalOptions
-from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
 from sandkasten.errors import SandboxLost
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.model.sandbox.network_policy import CLOSED, NetworkPolicy
+from sandkasten_cloud.backend import CloudBackend
+from sandkasten_cloud.machine_records import MachineRecords
+from sandkasten_cloud.modal.modal_capabilities import MODAL
+from sandkasten_cloud.modal.modal_options import ModalOptions
+from sandkasten_cloud.modal.modal_provider import ModalProvider
 from sandkasten_contract.box import Box
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.skipif(
-        os.environ.get("SANDKASTEN_LIVE_MODAL") != "1",
-        reason="needs an account at Modal and SANDKASTEN_LIVE_MODAL=1",
+        os.environ.get("TEST_SANDKASTEN_LIVE_MODAL") != "1",
+        reason="needs an account at Modal and TEST_SANDKASTEN_LIVE_MODAL=1",
     ),
     # An image may have to be built.
     pytest.mark.timeout(900),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten_runtime.backends.local.backend import LocalBackend
 from tests.local import trees
 from tests.security.harness import ROOT, Box, Loop, poll
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.backends.local.bwrap_arguments import (
+from sandkasten.model.images.resolved_image import Image
+from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten_runtime.backends.local.bwrap_arguments import (
     BwrapPlatform,
     bwrap_args,
     own_network,
     runner_command,
 )
-from sandkasten.linux.storage.host_root import HostRoot
-from sandkasten.model.images.resolved_image import Image
-from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten_runtime.linux.storage.host_root import HostRoot
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 ROOT = HostRoot(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sandkasten.errors import InternalError, SandkastenError
-from sandkasten.linux.confinement import capabilities, posture
 from sandkasten.model.images.resolved_image import Image
+from sandkasten_runtime.linux.confinement import capabilities, posture
 from tests.security.harness import poll
 from tests.shared_sandbox_cases import few
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.linux.storage import host_root
 from sandkasten.model.images.resolved_image import Image
+from sandkasten_runtime.linux.storage import host_root
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.linux.state_layout import Layout, read_pid
-from sandkasten.linux.storage import host_volume, mountinfo, workspace_image
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import Volume
 from sandkasten.model.sandbox.limits import MIB
+from sandkasten_runtime.linux.state_layout import Layout, read_pid
+from sandkasten_runtime.linux.storage import host_volume, mountinfo, workspace_image
 from tests.linux.hostvolumes import nothing_of
 
 if TYPE_CHECKING:

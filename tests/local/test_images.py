@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.backends.local.backend import LocalBackend
 from sandkasten.errors import (
     CommandNotExecutable,
     InvalidImage,
@@ -19,10 +18,11 @@ from sandkasten.errors import (
     ShellNotFound,
     UnsupportedByBackend,
 )
-from sandkasten.linux.confinement import posture
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount
+from sandkasten_runtime.backends.local.backend import LocalBackend
+from sandkasten_runtime.linux.confinement import posture
 from tests.local import trees
 from tests.security.harness import ROOT, poll
 

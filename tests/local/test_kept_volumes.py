@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.linux.storage import workspace_image
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import Volume
 from sandkasten.model.sandbox.limits import MIB
+from sandkasten_runtime.linux.storage import workspace_image
 
 pytestmark = [pytest.mark.root, pytest.mark.promise("P22")]
 HOST = Image("host")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.engine_assembly import open_engine
 from sandkasten.errors import InvalidRequest, SessionExpired
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Recovered, UpdateRequest
+from sandkasten_runtime.assembly.engine_assembly import open_engine
 from tests.patience import PATIENCE_S
 from tests.store.memory_store import MemoryJournal
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sandkasten.model.journal_rows import ExecRow
 
 pytestmark = pytest.mark.anyio
-RACES = 200 if os.environ.get("SANDKASTEN_LONG") == "1" else 20
+RACES = 200 if os.environ.get("TEST_SANDKASTEN_LONG") == "1" else 20
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from sandkasten import FileNotFound, NotRegular, PolicyDenied, Sandbox
 from sandkasten.disk import received_file
-from sandkasten.engine.storage import open_file
+from sandkasten_runtime.engine.storage import open_file
 
 pytestmark = [pytest.mark.root, pytest.mark.promise("P96")]
 

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local.backend import LocalBackend
-from sandkasten.engine.clock import SystemClock
-from sandkasten.engine.engine import Engine
 from sandkasten.errors import Conflict, NotFound, SandboxLost, SandkastenError
-from sandkasten.images.host_image import HostImages
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.policy import Policy
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Swept, UpdateRequest
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.backends.local.backend import LocalBackend
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_runtime.engine.engine import Engine
+from sandkasten_runtime.images.host_image import HostImages
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.patience import PATIENCE_S
 from tests.shared_sandbox_cases import few
 
@@ -323,8 +323,8 @@ async def test_a_sandbox_without_the_v1_freezer_is_paused_by_v2(tmp_path):
     site = Site(tmp_path)
     backend = site.engine._handles.backend("local")
     assert isinstance(backend, LocalBackend)
-    hybrid = backend._hierarchies
-    backend._hierarchies = type(hybrid)(
+    hybrid = backend._sandboxes.hierarchies
+    backend._sandboxes.hierarchies = type(hybrid)(
         {name: where for name, where in hybrid.v1.items() if name != "freezer"}, hybrid.v2
     )
     try:
@@ -477,7 +477,7 @@ async def test_a_sleeping_daemon_does_not_outlive_the_lifetime(site):
 
 def cli(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "sandkasten.cli", "--data-dir", str(site.data_dir), *words],
+        [sys.executable, "-m", "sandkasten_server.cli", "--data-dir", str(site.data_dir), *words],
         capture_output=True,
         text=True,
         timeout=60,

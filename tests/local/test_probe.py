@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local import probe
-from sandkasten.backends.local.backend import LocalBackend
-from sandkasten.linux import host_requirements, launcher
-from sandkasten.linux.programs import Programs
-from sandkasten.linux.state_layout import Layout
-from sandkasten.linux.storage import host_root, mountinfo
+from sandkasten_runtime.backends.local import probe
+from sandkasten_runtime.backends.local.backend import LocalBackend
+from sandkasten_runtime.linux import host_requirements, launcher
+from sandkasten_runtime.linux.programs import Programs
+from sandkasten_runtime.linux.state_layout import Layout
+from sandkasten_runtime.linux.storage import host_root, mountinfo
 from tests.security.harness import ROOT
 
 if TYPE_CHECKING:
@@ -35,6 +35,14 @@ def test_the_host_supports_overlayfs(tmp_path: Path) -> None:
 def test_the_host_can_give_a_network(device: bool) -> None:
     line = host_requirements.network(Programs.found(None, None), device=device)
     assert (line.name, line.ok) == ("network", True), line
+
+
+def test_an_egress_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    egress = tmp_path / "sandkasten-egress"
+    egress.touch(mode=0o644)
+    line = host_requirements.network(replace(Programs.found(None, None), egress=egress))
+    assert (line.ok, line.required) == (False, False)
+    assert line.state == "not possible: sandkasten-egress is missing or cannot be run"
 
 
 def test_a_host_without_a_network_is_ready_with_the_reason(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sandkasten.linux.confinement import id_ranges
-from sandkasten.linux.sandbox_removal import remove
-from sandkasten.linux.state_layout import Layout
 from sandkasten.model.ids import new_sandbox_id
+from sandkasten_runtime.linux.confinement import id_ranges
+from sandkasten_runtime.linux.sandbox_removal import remove
+from sandkasten_runtime.linux.state_layout import Layout
 
 
 def test_an_id_range_is_released_after_everything_else_is_gone(tmp_path):

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.local import backend, bwrap_arguments
-from sandkasten.backends.local.backend import LocalBackend
-from sandkasten.backends.local.cell import LocalCell
 from sandkasten.errors import IsolationRefused
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
+from sandkasten_runtime.backends.launched_sandboxes import LaunchedCell
+from sandkasten_runtime.backends.local import backend, bwrap_arguments
+from sandkasten_runtime.backends.local.backend import LocalBackend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,13 +75,13 @@ async def test_an_examination_cancelled_during_its_clean_up_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = asyncio.Event()
-    destroy = LocalCell.destroy
+    destroy = LaunchedCell.destroy
 
-    async def observed(cell: LocalCell) -> None:
+    async def observed(cell: LaunchedCell) -> None:
         begun.set()
         await destroy(cell)
 
-    monkeypatch.setattr(LocalCell, "destroy", observed)
+    monkeypatch.setattr(LaunchedCell, "destroy", observed)
     making = asyncio.create_task(LocalBackend(tmp_path).create(new_sandbox_id(), SPEC))
     await begun.wait()
     making.cancel()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten import PolicyDenied, Sandbox, run
-from sandkasten.linux import launcher
-from sandkasten.linux.storage.host_mount_check import HostMountCheck
 from sandkasten.model.sandbox.cell_spec import HostMount, HostOwner
+from sandkasten_runtime.linux import launcher
+from sandkasten_runtime.linux.storage.host_mount_check import HostMountCheck
 from tests.ordinary_user import OrdinaryUser
 
 if TYPE_CHECKING:

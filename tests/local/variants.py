@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.local.backend import LocalBackend
+from sandkasten_runtime.backends.local.backend import LocalBackend
 from tests.local import trees
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.backends.local.cell import LocalCell
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
     from sandkasten.model.sandbox.cell_spec import CellSpec, Profile
+    from sandkasten_runtime.backends.launched_sandboxes import LaunchedCell
 
 
 class OnImage(LocalBackend):
@@ -26,7 +26,7 @@ class OnImage(LocalBackend):
         super().__init__(data_dir)
         self._variant = (image, profile)
 
-    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> LocalCell:
+    async def create(self, sandbox_id: SandboxId, spec: CellSpec) -> LaunchedCell:
         image, profile = self._variant
         if spec.image.kind == "host":
             spec = replace(spec, image=image, profile=profile)

@@ -83,7 +83,9 @@ def _arguments(platform: str, target: Path) -> list[str]:
 
 
 def _shared_environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in (MARKER, "SANDKASTEN_LONG") if name in os.environ}
+    return {
+        name: os.environ[name] for name in (MARKER, "TEST_SANDKASTEN_LONG") if name in os.environ
+    }
 
 
 def _outcome(platform: str, done: subprocess.CompletedProcess[str], target: Path) -> Outcome:

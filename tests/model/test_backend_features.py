@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.backends.backend_catalog import CAPABILITIES, PLUGINS, capabilities_of
 from sandkasten.model.backends.backend_features import (
     ALL_LIMITS,
     ALL_NETWORKS,
@@ -13,6 +12,7 @@ from sandkasten.model.backends.backend_features import (
     unsupported,
 )
 from sandkasten.model.backends.capabilities import UNKNOWN
+from sandkasten_runtime.backends.backend_catalog import CAPABILITIES, PLUGINS, capabilities_of
 
 pytestmark = pytest.mark.promise("P05")
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandkasten.backends.backend_catalog import CAPABILITIES, capabilities_of
 from sandkasten.errors import InvalidConfiguration, PolicyDenied
 from sandkasten.model.backends.backend_rules import (
     BackendRule,
@@ -16,6 +15,7 @@ from sandkasten.model.backends.backend_rules import (
     match,
 )
 from sandkasten.model.sandbox.isolation_levels import MINIMA, weakest_of
+from sandkasten_runtime.backends.backend_catalog import CAPABILITIES, capabilities_of
 
 pytestmark = pytest.mark.promise("P118")
 

@@ -122,8 +122,12 @@ def test_output_over_8_mebibytes_has_the_operators_ceiling():
     # The command line asks for this much, whatever the ceiling of a sandbox's own limits is.
     assert kept(8 * 2**20, max_stdout_bytes=1000, max_stderr_bytes=1000) == 8 * 2**20
     assert kept(9 * 2**20, max_stdout_bytes=9 * 2**20, max_stderr_bytes=9 * 2**20) == 9 * 2**20
-    with pytest.raises(PolicyDenied, match="policy.max.max_stderr_bytes"):
+    with pytest.raises(PolicyDenied) as error:
         kept(9 * 2**20, max_stderr_bytes=1000)
+    assert error.value.details == {
+        "rule": "policy.max.max_stderr_bytes",
+        "field": "max_output_bytes",
+    }
 
 
 def test_a_command_for_another_user_is_a_new_process_of_its_own():

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from sandkasten.cli import quantities
 from sandkasten.errors import SandkastenError
 from sandkasten.model.durations import DURATION, MAX_NUMBER, seconds
 from sandkasten.settings import setting_parsers
+from sandkasten_server.cli import quantities
 
 
 @pytest.mark.parametrize(

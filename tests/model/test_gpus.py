@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.backends.backend_catalog import capabilities_of
 from sandkasten.errors import InvalidRequest, PolicyDenied, UnsupportedByBackend
 from sandkasten.model.field_patterns import GPUS, form
 from sandkasten.model.request_spellings import sandbox_options
@@ -18,6 +17,7 @@ from sandkasten.model.sandbox.gpus import (
     without_gpus,
 )
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
+from sandkasten_runtime.backends.backend_catalog import capabilities_of
 
 
 @pytest.mark.parametrize(

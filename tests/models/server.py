@@ -19,7 +19,7 @@ from examples.agents.scripted_model import (
     ScriptedModel,
     script_of,
 )
-from sandkasten.agents.chat.model_settings import ModelSettings
+from sandkasten_agents.chat.model_settings import ModelSettings
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.agents.chat.chat_client import ChatModel, ChatRequest, ToolCall
+from sandkasten_agents.chat.chat_client import ChatModel, ChatRequest, ToolCall
 from tests.models.server import ScriptedModel, script_of, settings_of
 from tests.patience import PATIENCE_S
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten import BuildFailed, Images, PolicyDenied, Sandbox
-from sandkasten.cli.main import main
+from sandkasten_server.cli.main import main
 from tests import imagekit
 from tests.network.conftest import HOSTS
 

@@ -7,10 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.agents.definitions.sandbox_field import parse_sandbox
-from sandkasten.cli.exit_status import UsageError
-from sandkasten.cli.quantities import limit, network_limit
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
 from sandkasten.model.sandbox.network_limits import NetworkLimits
 from sandkasten.model.sandbox.network_policy import (
@@ -20,6 +16,10 @@ from sandkasten.model.sandbox.network_policy import (
     network_for,
     parse_network,
 )
+from sandkasten_agents.definitions.sandbox_field import parse_sandbox
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_server.cli.exit_status import UsageError
+from sandkasten_server.cli.quantities import limit, network_limit
 from tests.network.conftest import served
 from tests.network.name_server import NameServer
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import Busy, Conflict, InternalError
-from sandkasten.linux import egress
 from sandkasten.model.sandbox.network_policy import NetworkPolicy
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.linux import egress
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.cli.commands.network import rule_lines
-from sandkasten.cli.output import tell_network
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, PolicyDenied
 from sandkasten.model.sandbox import network_refusals
 from sandkasten.model.sandbox.network_policy import (
@@ -29,6 +26,9 @@ from sandkasten.model.sandbox.network_refusals import (
     suggested,
 )
 from sandkasten.model.sandbox.network_rules import parse_rule
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_server.cli.commands.network import rule_lines
+from sandkasten_server.cli.output import tell_network
 
 
 @pytest.mark.parametrize("value", [None, "none", {}, {"allow": []}, False])

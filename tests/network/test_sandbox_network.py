@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,16 +19,17 @@ import aiohttp
 import pytest
 
 from sandkasten import Images, Sandbox, run
-from sandkasten.daemon.daemon_assembly import open_daemon
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.engine.network_control import NetworkControl
-from sandkasten.errors import UnsupportedByBackend
+from sandkasten.errors import BackendUnavailable, UnsupportedByBackend
 from sandkasten.model.audit_chain import row_of_line
 from sandkasten.model.audit_records import AuditFilter
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.engine.network_control import NetworkControl
+from sandkasten_runtime.linux.programs import Programs
+from sandkasten_server.daemon.daemon_assembly import open_daemon
 from tests import imagekit
 from tests.network.conftest import HOSTS, served
 from tests.network.name_server import NameServer
@@ -363,6 +366,38 @@ def test_the_egress_is_not_root_and_ends_with_its_sandbox(boxed, tmp_path, backe
         time.sleep(0.01)
 
 
+def _with_egress(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: int) -> None:
+    """Use an egress program with these permissions in a folder that only root may search."""
+    shipped = Programs.found(None, None)
+    folder.mkdir(mode=0o700)
+    own = folder / "sandkasten-egress"
+    shutil.copyfile(shipped.egress, own)
+    own.chmod(mode)
+    programs = Programs(shipped.runner, shipped.launcher, own)
+    monkeypatch.setattr(Programs, "found", lambda runner, launcher: programs)
+
+
+@pytest.mark.parametrize("backend", STORES)
+def test_the_egress_of_an_installation_in_a_private_folder_runs(
+    boxed, web, tmp_path, monkeypatch, backend
+):
+    _with_egress(monkeypatch, tmp_path / "private", 0o755)
+    box = boxed(backend=backend, network={"allow": [f"good.test:{web}"]})
+    assert get(box, f"http://good.test:{web}/") == (0, f"hello good.test:{web}")
+    assert _egress_of(box, tmp_path)
+
+
+@pytest.mark.parametrize("backend", STORES)
+def test_without_a_program_that_can_be_run_there_is_no_sandbox(
+    boxed, tmp_path, monkeypatch, backend
+):
+    _with_egress(monkeypatch, tmp_path / "private", 0o644)
+    with pytest.raises(BackendUnavailable) as refused:
+        boxed(backend=backend, network="full")
+    assert refused.value.details["step"] == "network"
+    assert refused.value.details["errno"] == errno.EACCES
+
+
 @pytest.mark.parametrize(
     "backend", ["local", *(pytest.param(b, marks=ON_ONE) for b in BACKENDS[1:])]
 )
@@ -462,7 +497,7 @@ def test_the_command_line_creates_shows_and_changes_a_network(web, tmp_path):
     }
 
     def spoken(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sandkasten.cli", *words]
+        command = [sys.executable, "-m", "sandkasten_server.cli", *words]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done

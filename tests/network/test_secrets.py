@@ -417,7 +417,7 @@ def test_the_command_line_stores_lists_and_uses_secrets(api, certificates, tmp_p
     }
 
     def cli(*words: str, given: str = "", status: int = 0) -> str:
-        command = [sys.executable, "-m", "sandkasten.cli", *words]
+        command = [sys.executable, "-m", "sandkasten_server.cli", *words]
         done = subprocess.run(
             command, env=env, input=given, capture_output=True, text=True, check=False
         )

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import sandkasten
+import sandkasten_runtime.engine
 from sandkasten import Sandbox
 from sandkasten.errors import Busy, SandboxLost
-from sandkasten.linux import egress
-from sandkasten.linux.state_layout import read_pid_file
+from sandkasten_runtime.linux import egress
+from sandkasten_runtime.linux.state_layout import read_pid_file
 from tests.ordinary_user import OrdinaryUser
 from tests.patience import PATIENCE_S
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.root
 READ, CHANGE = egress.READ_S, egress.CHANGE_S
 _ASKS = {"network_counts", "network_records", "change_network", "cut_network", "final_counts"}
-SOURCES = Path(sandkasten.__file__).parent / "engine"
+SOURCES = Path(sandkasten_runtime.engine.__file__).parent
 
 
 class Silent:
@@ -181,8 +181,8 @@ def test_an_ordinary_user_can_close_and_destroy_too():
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from sandkasten import Sandbox\n"
-        "from sandkasten.linux import egress\n"
-        "from sandkasten.linux.state_layout import read_pid_file\n"
+        "from sandkasten_runtime.linux import egress\n"
+        "from sandkasten_runtime.linux.state_layout import read_pid_file\n"
         "def stopped(box):\n"
         "    (found,) = Path(os.environ['HOME']).glob(f'**/{box.id}/{egress.PID}')\n"
         "    pid = read_pid_file(found.parent / egress.PID)[0]\n"

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.api.request.authentication import Doorkeeper
-from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.persistent_stores import open_books
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.sandbox.network_limits import NetworkLimits
 from sandkasten.model.sandbox.network_policy import parse_network
 from sandkasten.model.sandbox.network_shares import shared_limits
-from sandkasten.telemetry.metrics import Metrics
+from sandkasten_runtime.assembly.backend_registry import prepare_data_dir
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.api.request.authentication import Doorkeeper
+from sandkasten_server.daemon.metrics import Metrics
+from sandkasten_server.daemon.persistent_stores import open_books
 from tests.api.daemon_in_process import serving
 from tests.api.daemon_with_database import AS_OPERATOR, OPERATOR, new_key
 from tests.daemon.process import cleared
@@ -195,7 +195,7 @@ async def test_bytes_of_a_tenant_end_at_its_quota_until_the_next_day(settings, l
         assert (await read(daemon, free, lone, large))["bytes"] == 2 * MEGABYTE
     _kill(settings.data_dir, lone)
     async with daemon_of(settings) as daemon:
-        journal, day = daemon.server.journal, int(SystemClock().now() // DAY_S)
+        journal, day = daemon.server.stores.journal, int(SystemClock().now() // DAY_S)
         assert journal is not None
         assert await journal.traffic("free", day) >= 2 * MEGABYTE
         counted = await journal.traffic("acme", day)

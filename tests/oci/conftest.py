@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.oci.backend import OciBackend
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten_contract.box import Box
+from sandkasten_runtime.backends.oci.backend import OciBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -12,28 +12,28 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.local.backend import LocalBackend
-from sandkasten.backends.oci import probe, runtimes, selftest
-from sandkasten.backends.oci.backend import OciBackend
-from sandkasten.backends.oci.cell import OciCell
 from sandkasten.errors import BackendUnavailable, SandboxLost
-from sandkasten.linux import sandbox_removal
-from sandkasten.linux.confinement import id_ranges, posture
-from sandkasten.linux.state_layout import Layout, read_pid, read_state
-from sandkasten.linux.storage import workspace_image
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, Volume
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten_contract.box import Box, eventually
+from sandkasten_runtime.backends.launched_sandboxes import LaunchedCell
+from sandkasten_runtime.backends.local.backend import LocalBackend
+from sandkasten_runtime.backends.oci import probe, runtimes, selftest
+from sandkasten_runtime.backends.oci.backend import OciBackend
+from sandkasten_runtime.linux import sandbox_removal
+from sandkasten_runtime.linux.confinement import id_ranges, posture
+from sandkasten_runtime.linux.state_layout import Layout, read_pid, read_state
+from sandkasten_runtime.linux.storage import workspace_image
 from tests.oci.conftest import RUNTIMES
 from tests.patience import PATIENCE_S
 
 HOST = CellSpec(image=Image("host"))
 
 
-def cell_of(box: Box) -> OciCell:
-    assert isinstance(box.cell, OciCell)
+def cell_of(box: Box) -> LaunchedCell:
+    assert isinstance(box.cell, LaunchedCell)
     return box.cell
 
 
@@ -203,12 +203,12 @@ def _dead(pid: int) -> bool:
 MAKER = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from sandkasten.backends.local.backend import LocalBackend
-from sandkasten.backends.oci.backend import OciBackend
+from sandkasten_runtime.backends.local.backend import LocalBackend
+from sandkasten_runtime.backends.oci.backend import OciBackend
 from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
-from sandkasten.wire.channel import Channel
+from sandkasten_runtime.wire.channel import Channel
 
 async def main():
     backend = OciBackend(Path(sys.argv[1]), sys.argv[2])
@@ -325,8 +325,10 @@ async def test_a_failing_runtime_gives_the_reason_and_leaves_nothing(
 ):
     await backend.probe()
     wrong = lambda *a, **k: ["/usr/bin/env", "sh", "-c", "echo a reason >&2; exit 3"]  # noqa: E731
-    monkeypatch.setattr("sandkasten.backends.oci.runtimes.command", wrong)
-    monkeypatch.setattr("sandkasten.backends.oci.runtimes.find", lambda name: "/usr/bin/env")
+    monkeypatch.setattr("sandkasten_runtime.backends.oci.runtimes.command", wrong)
+    monkeypatch.setattr(
+        "sandkasten_runtime.backends.oci.runtimes.find", lambda name: "/usr/bin/env"
+    )
     with pytest.raises(BackendUnavailable, match="status 3: a reason") as caught:
         await backend.create(new_sandbox_id(), HOST)
     assert caught.value.hint
@@ -375,7 +377,7 @@ async def test_a_sandbox_of_an_old_runc_carries_a_warning(
 async def test_a_missing_runtime_is_named_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("sandkasten.backends.oci.runtimes.find", lambda name: None)
+    monkeypatch.setattr("sandkasten_runtime.backends.oci.runtimes.find", lambda name: None)
     for runtime in ("runc", "runsc"):
         readiness = await OciBackend(tmp_path, runtime).probe()
         assert (readiness.ready, readiness.reason) == (False, f"{runtime}: not installed")
@@ -386,9 +388,9 @@ def test_an_ordinary_user_gets_an_error_that_root_is_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     backend = OciBackend(tmp_path, "runsc")
-    monkeypatch.setattr("sandkasten.backends.oci.probe.os.geteuid", lambda: 4711)
+    monkeypatch.setattr("sandkasten_runtime.backends.oci.probe.os.geteuid", lambda: 4711)
     found = probe.look(
-        Layout(tmp_path), backend._programs, backend._hierarchies, "runsc", strict=False
+        Layout(tmp_path), backend._sandboxes.programs, backend._hierarchies, "runsc", strict=False
     )
     assert not found.ready
     assert found.reason == "root: runsc requires root in this version"

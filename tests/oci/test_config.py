@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from sandkasten.backends.oci.oci_config import OciPlatform, places
-from sandkasten.backends.oci.oci_config import config as config_of
-from sandkasten.linux.confinement import id_ranges, seccomp_oci
-from sandkasten.linux.storage.host_root import HostRoot
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import RUNNER_ID, CellSpec, HostMount
+from sandkasten_runtime.backends.oci.oci_config import OciPlatform, places
+from sandkasten_runtime.backends.oci.oci_config import config as config_of
+from sandkasten_runtime.linux.confinement import id_ranges, seccomp_oci
+from sandkasten_runtime.linux.storage.host_root import HostRoot
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 BASE = id_ranges.base_of(7)

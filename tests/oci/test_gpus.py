@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.backends.oci.backend import OciBackend
-from sandkasten.backends.oci.cdi import DeviceSpecs
-from sandkasten.backends.oci.oci_config import OciPlatform, config
-from sandkasten.daemon.settings.settings_file import read_tree
 from sandkasten.errors import InvalidConfiguration, PolicyDenied, UnsupportedByBackend
-from sandkasten.linux.storage.host_root import HostRoot
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.gpus import ALL, GpuRequest
 from sandkasten_contract.box import Box
+from sandkasten_runtime.assembly.settings.settings_file import read_tree
+from sandkasten_runtime.backends.oci.backend import OciBackend
+from sandkasten_runtime.backends.oci.cdi import DeviceSpecs
+from sandkasten_runtime.backends.oci.oci_config import OciPlatform, config
+from sandkasten_runtime.linux.storage.host_root import HostRoot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.linux.storage import host_volume
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import MIB
+from sandkasten_runtime.linux.storage import host_volume
 from tests.linux.hostvolumes import nothing_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.backends.oci.backend import OciBackend
+    from sandkasten_runtime.backends.oci.backend import OciBackend
 
 pytestmark = pytest.mark.promise("P29")
 

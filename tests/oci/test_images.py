@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from sandkasten.backends.oci.backend import OciBackend
     from sandkasten.model.images.resolved_image import Image
+    from sandkasten_runtime.backends.oci.backend import OciBackend
 
 pytestmark = pytest.mark.promise("P07")
 

@@ -6,8 +6,13 @@ import subprocess
 
 import pytest
 
-from sandkasten.backends.oci import runtimes
-from sandkasten.backends.oci.runtimes import RuntimeVersion, judge_crun, judge_runc, parse_version
+from sandkasten_runtime.backends.oci import runtimes
+from sandkasten_runtime.backends.oci.runtimes import (
+    RuntimeVersion,
+    judge_crun,
+    judge_runc,
+    parse_version,
+)
 
 # As the programs of Debian 12 and of its backports say it.
 RUNC_1_1_5 = "runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1+deb12u1\nspec: 1.0.2-dev\n"

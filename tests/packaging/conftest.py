@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.distributions import build_wheels
 from tests.patience import FAR_TOO_LATE_S
 from tests.platform_choice import LONG
 
@@ -107,26 +108,45 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def client_alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel and nothing else."""
-    made = make_environment(tmp_path_factory.mktemp("client"))
-    made.install("--no-deps", "--no-index", str(wheel))
+def client_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("client-wheel")
+    done = build_wheel(ROOT / "client", out)
+    assert done.returncode == 0, done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel of every distribution."""
+    out = tmp_path_factory.mktemp("wheels")
+    build_wheels(out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def runtime_alone(
+    wheel: Path, client_wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
+    """The wheels of runtime and client, and nothing else."""
+    made = make_environment(tmp_path_factory.mktemp("alone"))
+    made.install("--no-deps", "--no-index", str(wheel), str(client_wheel))
     return made
 
 
 @pytest.fixture(scope="session")
-def with_server(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel and the requirements of the server: those of this environment, or in full size the
+def with_server(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """All wheels and the requirements of the server: those of this environment, or in full size the
     locked ones, as `make install` puts them into a PREFIX.
     """
     if not LONG:
         made = make_environment(tmp_path_factory.mktemp("server"))
-        made.install("--no-deps", "--no-index", str(wheel))
+        made.install("--no-deps", "--no-index", *map(str, wheels.glob("*.whl")))
         # Its packages alone: files that lead to this checkout are read in the first place only.
         (made.site / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
         return made
     prefix = tmp_path_factory.mktemp("prefix")
-    few = {"EXTRAS": "server", "WHEEL": str(wheel), "COMPILE": "no"}
+    few = {"EXTRAS": "server", "WHEEL": str(wheels), "COMPILE": "no"}
     done = make_install("install", PREFIX=str(prefix), **few)
     assert done.returncode == 0, done.stderr
     return Environment(prefix, "lib/sandkasten")

@@ -46,7 +46,8 @@ def test_the_link_in_bin_runs_the_command(with_server: Environment):
 def test_no_program_names_the_place_where_it_was_made(with_server: Environment):
     home = with_server.folder / "lib" / "sandkasten"
     programs = [path for path in (home / "bin").iterdir() if not path.is_symlink()]
-    named = [path for path in [*programs, home / "pyvenv.cfg"] if ".new" in path.read_text()]
+    files = [*programs, home / "pyvenv.cfg"]
+    named = [path for path in files if b".sandkasten.new" in path.read_bytes()]
     assert named == []
 
 
@@ -140,7 +141,7 @@ import aiodocker, cel, dotpromptz, mcp, uvicorn
 print(aiodocker.Docker.close.__code__.co_filename.partition("/lib/python")[0])
 """
     assert made.run("python", "-c", code).stdout == "/usr/lib/sandkasten\n"
-    command = tmp_path / "usr/lib/sandkasten/bin/sandkasten"
+    command = tmp_path / "usr/lib/sandkasten/bin/sandkasten-cli"
     assert command.read_text().splitlines()[0] == "#!/usr/lib/sandkasten/bin/python3"
     unit = (tmp_path / "usr" / UNIT).read_text()
     assert "ExecStart=/usr/bin/sandkasten serve" in unit

@@ -11,14 +11,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten_contract.scratch import removed_soon
+from sandkasten_contract.patience import removed_soon
+from scripts.distributions import sources
 from tests import imagekit
-from tests.patience import FAR_TOO_LATE_S
+from tests.patience import FAR_TOO_LATE_S, PATIENCE_S
 from tests.platform_choice import LONG
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[2]
+SOURCES = [str(ROOT / source) for source in sources()]
 TEMPLATE = ROOT / "examples" / "backend-plugin"
 _CLI = str(Path(sys.executable).with_name("sandkasten"))
 _LACKING = ("python3", "bash", "setsid", "git", "mkfifo")
@@ -56,15 +59,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(site: Path) -> Iterator[Run]:
-    """Return a function that runs a program with the plugin and a data directory."""
+def data() -> Path:
     # Podman allows 50 characters for a directory below it.
-    data = Path(tempfile.mkdtemp(prefix="skp-", dir="/var/tmp"))
-    environ = {
+    return Path(tempfile.mkdtemp(prefix="skp-", dir="/var/tmp"))
+
+
+@pytest.fixture(scope="module")
+def environ(site: Path, data: Path) -> dict[str, str]:
+    return {
         **{name: value for name, value in os.environ.items() if "SANDKASTEN" not in name},
-        "PYTHONPATH": os.pathsep.join((str(site), str(ROOT / "src"))),
+        "PYTHONPATH": os.pathsep.join((str(site), *SOURCES)),
         "SANDKASTEN_DATA_DIR": str(data),
     }
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, environ: dict[str, str]) -> Iterator[Run]:
+    """Return a function that runs a program with the plugin and a data directory."""
 
     def run(
         *words: str, timeout_s: float = FAR_TOO_LATE_S, installed: bool = True
@@ -72,7 +83,7 @@ def run(site: Path) -> Iterator[Run]:
         return subprocess.run(
             [*words],
             cwd=data,
-            env=environ if installed else {**environ, "PYTHONPATH": str(ROOT / "src")},
+            env=environ if installed else {**environ, "PYTHONPATH": os.pathsep.join(SOURCES)},
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -111,7 +122,7 @@ def test_plugin_that_cannot_be_used_is_a_warning(run: Run, site: Path) -> None:
         shown, doctor = run(_CLI, "config", "show"), run(_CLI, "doctor")
     finally:
         shutil.rmtree(metadata)
-    sentence = "backend plugin broken (broken:PLUGIN) cannot be imported"
+    sentence = "plugin broken (broken:PLUGIN) of the distribution broken cannot be imported"
     assert (shown.returncode, doctor.returncode) == (0, 0)
     for output in (shown.stderr, doctor.stderr):
         assert sentence in " ".join(output.split())
@@ -127,6 +138,24 @@ def test_sandbox_keeps_files_and_is_removed(run: Run) -> None:
     assert (read.returncode, read.stdout) == (7, "kept\n1000\n")
     assert run(_CLI, "rm", sandbox).returncode == 0
     assert json.loads(run(_CLI, "ls", "--json").stdout) == []
+
+
+def test_backend_works_in_a_daemon(run: Run, data: Path, environ: dict[str, str]) -> None:
+    """A daemon has another event loop than an embedded engine."""
+    command = [_CLI, "serve", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, cwd=data, env=environ, stderr=subprocess.DEVNULL) as daemon:
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not (data / "daemon.sock").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            on = (_CLI, "--url", f"unix://{data}/daemon.sock")
+            created = run(*on, "--backend", "podman", "create", "--image", "tiny")
+            assert created.returncode == 0, created.stderr
+            sandbox = created.stdout.strip()
+            assert run(*on, "exec", sandbox, "echo hi").stdout == "hi\n"
+            assert run(*on, "rm", sandbox).returncode == 0
+        finally:
+            daemon.terminate()
 
 
 def test_sandbox_of_an_uninstalled_plugin_is_removed_when_it_is_installed_again(run: Run) -> None:

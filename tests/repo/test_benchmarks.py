@@ -400,6 +400,7 @@ def test_compare_refuses_an_unknown_revision_without_a_traceback():
     assert done.stderr == "error: git has no revision no-such-revision\n"
 
 
+@pytest.mark.slow
 def test_a_run_needs_no_package_of_the_tests():
     without = "import sys; sys.modules['pytest'] = None; "
     used = (

@@ -9,7 +9,7 @@ import pytest
 
 from tests.repo import tree
 
-BUILT = tree.ROOT / "src" / "sandkasten" / "_dashboard"
+BUILT = tree.ROOT / "server" / "src" / "sandkasten_server" / "_dashboard"
 
 
 def _digest() -> str:

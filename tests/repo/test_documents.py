@@ -65,15 +65,39 @@ def test_every_page_is_in_the_navigation_of_the_site():
 
 def test_every_subpackage_is_in_the_architecture():
     text = (tree.ROOT / "ARCHITECTURE.md").read_text()
-    packages = {name.split(".")[1] for name in tree.modules() if name.count(".") >= 2}
+    names = [name.split(".") for name in tree.modules()]
+    packages = {
+        name[1]
+        for name in names
+        if name[0] in {"sandkasten", "sandkasten_runtime"} and len(name) > 2
+    }
+    packages |= {
+        f"plugins/{path.parent.name}" for path in tree.SOURCES if path.parts[-3] == "plugins"
+    }
     assert {package for package in packages if f"| `{package}` |" not in text} == set()
+
+
+def _paths(page: Path) -> list[str]:
+    return re.findall(r"`([\w.-]+/[\w./-]*)`", page.read_text())
 
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "docs/guides/extending.md"])
 def test_every_path_in_a_map_of_the_code_exists(name):
-    paths = re.findall(r"`([\w.-]+/[\w./-]*)`", (tree.ROOT / name).read_text())
-    roots = (tree.ROOT, tree.PACKAGE)
+    paths = _paths(tree.ROOT / name)
+    roots = (tree.ROOT, *(package for source in tree.SOURCES for package in source.glob("sand*")))
     assert len(paths) > 10
+    assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
+
+
+@pytest.mark.parametrize(
+    "name", sorted(p.parent.name for p in tree.ROOT.glob("plugins/*/README.md"))
+)
+def test_every_path_in_the_page_of_a_plugin_exists(name):
+    page = tree.ROOT / "plugins" / name / "README.md"
+    # The last part of `docker/NAME` stands for any name.
+    paths = [path for path in _paths(page) if not path.rpartition("/")[2].isupper()]
+    roots = (tree.ROOT, page.parent)
+    assert paths
     assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
 
 

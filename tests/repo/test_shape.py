@@ -21,9 +21,20 @@ MOST_LINES = 700
 MOST_MODULES = 25
 # Adapters repeat the public noun that they adapt: `images`, `workspaces`, `keys`.
 RIM = ("api/routes/", "cli/", "client/", "sync.py")
-# Every backend has these, and a reader looks for them by name.
-CONVENTIONS = {"backend.py", "capabilities.py", "cell.py", "plugin.py", "probe.py", "selftest.py"}
+# Every backend has these, and every plugin of routes or commands; a reader looks for them by name.
+CONVENTIONS = {
+    *("backend.py", "capabilities.py", "cell.py", "plugin.py", "probe.py", "selftest.py"),
+    *("command_plugin.py", "route_plugin.py"),
+}
 NOUNS = {"spelling"}
+EMPTY_NAMES = ("one", "found", "told", "said", "made")
+"""Names that say nothing about a value: write `record`, `reply`, `match`, `error` instead."""
+NAMED_FOLDERS = (
+    *("client/src", "src", "server/src"),
+    *("contract/src", "examples", "scripts", "benchmarks"),
+    *(str(path.relative_to(tree.ROOT)) for path in tree.ROOT.glob("plugins/*/src")),
+)
+"""Folders in which no variable, parameter or function has such a name."""
 
 _REGISTRIES = (
     "py" + "pi.org",
@@ -76,7 +87,7 @@ def test_module_names_are_unique_outside_the_adapters():
     [
         (["engine/x.py", "store/x.py"], {"x.py": ["engine/x.py", "store/x.py"]}),
         (["engine/x.py", "cli/commands/x.py", "api/routes/x.py"], {}),
-        (["backends/local/cell.py", "backends/oci/cell.py"], {}),
+        (["backends/local/probe.py", "backends/oci/probe.py"], {}),
     ],
 )
 def test_repeated_module_name_is_found(paths, clashes):
@@ -88,15 +99,92 @@ def test_no_module_is_named_by_a_gerund():
     assert gerunds == []
 
 
+def _empty_names(source: str) -> list[tuple[int, str]]:
+    """Return line and name of each variable, parameter and function with one of EMPTY_NAMES.
+
+    Methods and fields are left out: they are read behind the object that has them.
+    """
+    # Parsing every module takes seconds, and few have such a word where a name is bound.
+    words = "|".join(EMPTY_NAMES)
+    if not re.search(
+        rf"\b(?:{words})\b(?=\s*(?:[-+=:,)(\]|*/%&^]|in\b|if\b|$))", source, re.MULTILINE
+    ):
+        return []
+    parsed = ast.parse(source)
+    members: set[ast.AST] = set()
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.ClassDef):
+            for statement in node.body:
+                members.add(statement)
+                members.update(getattr(statement, "targets", []))
+                members.add(getattr(statement, "target", statement))
+    bound: list[tuple[int, str]] = []
+    for node in ast.walk(parsed):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                pass
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                pass
+            case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
+                pass
+            case ast.MatchMapping(rest=name):
+                pass
+            case _:
+                continue
+        if name in EMPTY_NAMES and node not in members:
+            bound.append((node.lineno, str(name)))
+    return sorted(bound)
+
+
+def test_variables_are_named_by_what_they_are():
+    folders = [tree.ROOT / folder for folder in NAMED_FOLDERS]
+    assert [folder for folder in folders if not folder.is_dir()] == []
+    empty = {
+        str(path.relative_to(tree.ROOT)): names
+        for path in tree.files()
+        if path.suffix == ".py" and any(path.is_relative_to(folder) for folder in folders)
+        if (names := _empty_names(path.read_text()))
+    }
+    assert empty == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("found = 1\n", [1]),
+        ("for key, one in x:\n    pass\n", [1]),
+        ("x = [\n    one\n    for one in y\n]\n", [3]),
+        ("def f(a, *, told=None): ...\n", [1]),
+        ("def f():\n    def made(): ...\n", [2]),
+        ("x = lambda one: one\n", [1]),
+        ("with a as (\n    said\n):\n    pass\n", [2]),
+        ("try: ...\nexcept E as told: ...\n", [2]),
+        ("if (found := f()): ...\n", [1]),
+        ("match x:\n    case [one, *made]: ...\n", [2, 2]),
+        ("match x:\n    case {**found}: ...\n    case A(told=y): ...\n", [2]),
+        ("class A:\n    found: int\n    made = 1\n    def told(self): ...\n", []),
+        ("class A:\n    def f(self, one): ...\n", [2]),
+        ("x.found = y.one\nf(told=1)\n", []),
+        ('found_at, someone = 1, 2\n"""one: found"""\n', []),
+    ],
+)
+def test_a_name_that_says_nothing_is_recognised(source, lines):
+    assert [line for line, _ in _empty_names(source)] == lines
+
+
 def test_no_folder_has_more_modules_than_a_reader_can_scan():
     sizes = Counter(str(Path(path).parent) for path in _package_paths())
     assert {folder: n for folder, n in sizes.items() if n > MOST_MODULES} == {}
 
 
 def _package_paths() -> list[str]:
-    package = tree.ROOT / "src" / "sandkasten"
-    paths = (path.relative_to(package) for path in tree.modules().values())
-    return [str(path) for path in paths if path.name != "__init__.py"]
+    """Return every module below its package; those of a plugin with its name in front."""
+    return [
+        re.sub("^sandkasten(_runtime|_server)?/", "", str(path.relative_to(source)))
+        for source in tree.SOURCES
+        for path in sorted(source.rglob("*.py"))
+        if path.name != "__init__.py"
+    ]
 
 
 def test_no_module_is_too_long():
@@ -206,10 +294,12 @@ def test_nothing_tells_a_user_to_install_the_other_project_of_that_name():
 
 
 def test_the_built_binaries_name_no_path_of_the_machine_that_built_them():
-    folder = tree.PACKAGE / "_bin"
+    folder = tree.ROOT / "src" / "sandkasten_runtime" / "_bin"
     binaries = sorted(folder.iterdir())
     assert [b.name for b in binaries] == [
+        "sandkasten",
         "sandkasten-egress",
+        "sandkasten-gate",
         "sandkasten-launch",
         "sandkasten-runner",
         "sandkasten-unpack",

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.frameworks import FRAMEWORKS
+from plugins.integrations.tests.frameworks import FRAMEWORKS
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-# tests/examples/test_pages.py runs the README, tests/integrations the guides of frameworks.
+# tests/examples/test_pages.py runs the README, plugins/integrations/tests the guides of frameworks.
 DOCUMENTS = sorted({*(ROOT / "docs").rglob("*.md")} - {one.page for one in FRAMEWORKS})
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Each of these starts a daemon as well, or installs something.
@@ -43,7 +43,7 @@ def test_a_snippet_runs_as_written(code: str, tmp_path: Path) -> None:
         # A network of its own, with a daemon where the documents say one is.
         alone = ["unshare", "--net", sys.executable, "-m", "tests.examples.alone"]
         words = [*alone, str(tmp_path / "served"), *words]
-        env |= {"EXAMPLE_BACKEND": "local", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        env |= {"EXAMPLE_BACKEND": "local", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         words,
         cwd=tmp_path,

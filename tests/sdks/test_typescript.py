@@ -97,7 +97,7 @@ def test_the_programs_of_the_guide_run_as_written(package, tmp_path):
             cwd=tmp_path,
             env={
                 "PATH": os.environ["PATH"],
-                "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+                "PYTHONPATH": str(ROOT),
                 "EXAMPLE_BACKEND": "local",
             },
             capture_output=True,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from sandkasten.backends.local.backend import LocalBackend
+    from sandkasten_runtime.backends.local.backend import LocalBackend
 
 # In our environment from the start, so that every sandbox could have inherited it.
 PLANTED = "PLANTED_SECRET_OF_A_TEST"

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandkasten.backends.kubernetes import pod_names
-from sandkasten.linux.confinement import capabilities, id_ranges, posture
 from sandkasten.model.ids import SandboxId, new_sandbox_id
-from sandkasten.wire.call import Data, OutputChunk
-from sandkasten.wire.channel import Channel
-from sandkasten.wire.messages import (
+from sandkasten_kubernetes import pod_names
+from sandkasten_runtime.linux.confinement import capabilities, id_ranges, posture
+from sandkasten_runtime.wire.call import Data, OutputChunk
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.messages import (
     ExecReply,
     FileStat,
     ProcessInfo,
@@ -42,15 +42,15 @@ from tests.platform_choice import GROUNDS, Ground, engine_of, spec_on
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from sandkasten.backends.local.backend import LocalBackend
-    from sandkasten.backends.local.cell import LocalCell
     from sandkasten.model.sandbox.cell_spec import CellSpec
     from sandkasten.model.sandbox.limits import Limits
+    from sandkasten_runtime.backends.launched_sandboxes import LaunchedCell
+    from sandkasten_runtime.backends.local.backend import LocalBackend
 
 T = TypeVar("T")
 
 ROOT = os.geteuid() == 0
-LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+LONG = os.environ.get("TEST_SANDKASTEN_LONG") == "1"
 PYTHON = "/usr/bin/python3"
 PROBES = Path(__file__).with_name("probes")
 # Longer than any deadline inside, so that the inner one is what is seen.
@@ -168,7 +168,7 @@ class Box:
         self.data_dir = data_dir
         self.id: SandboxId = made or new_sandbox_id()
         self.limits = limits
-        self.cell: LocalCell = loop.run(
+        self.cell: LaunchedCell = loop.run(
             backend.create(self.id, replace(spec or spec_on(ground), limits=limits))
             if made is None
             else backend.attach(self.id)

@@ -365,7 +365,7 @@ def test_an_aborted_write_leaves_only_the_old_file(box):
     box.write("/workspace/f", b"old")
 
     async def half(*, end_channel: bool) -> None:
-        from sandkasten.wire.channel import Channel
+        from sandkasten_runtime.wire.channel import Channel
 
         channel = await Channel.open(await box.cell.dial())
         async with channel.stream("fs.write", {"path": "/workspace/f"}) as call:

@@ -16,8 +16,8 @@ import pytest
 
 from sandkasten.disk import process_identity
 from sandkasten.errors import SandboxLost
-from sandkasten.linux.confinement import id_ranges
-from sandkasten.wire.channel import Channel
+from sandkasten_runtime.linux.confinement import id_ranges
+from sandkasten_runtime.wire.channel import Channel
 from tests.patience import PATIENCE_S
 from tests.platform_choice import open_backend
 from tests.security.harness import CLUSTER_SAYS, ENGINE_SAYS, ROOT, Box, poll

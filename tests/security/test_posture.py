@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.linux.confinement import capabilities, posture
 from sandkasten_contract.shared_sandbox_cases import each
+from sandkasten_runtime.linux.confinement import capabilities, posture
 from tests.engines import seen as engines
 from tests.kubernetes import pods_seen
 from tests.security.conftest import PLANTED

@@ -397,7 +397,7 @@ def test_an_idempotency_key_used_twice_runs_once(box):
 @pytest.mark.own_cell(NAMED)
 def test_a_client_that_disconnects_loses_no_output(box):
     async def start_and_leave() -> None:
-        from sandkasten.wire.channel import Channel
+        from sandkasten_runtime.wire.channel import Channel
 
         channel = await Channel.open(await box.cell.dial())
         fields = box.fields("sleep 0.5; echo finished; /bin/sh -c 'exit 6'", exec_id="left-alone")

@@ -41,7 +41,7 @@ RUN_BY = {
     "runner answers over HTTP": "test_http_blocks.py",
     "requests of curl": "test_shell_blocks.py",
     "program": "test_shell_blocks.py",
-    "Dockerfile": "../images/test_project_dockerfiles.py",
+    "Dockerfile": "../../plugins/build/tests/test_project_dockerfiles.py",
 }
 """How a block is run, and the tests that do it."""
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sandkasten.agents.definitions.prompt_file import parse_agent
-from sandkasten.agents.definitions.sandbox_field import LIMIT_FIELDS, NETWORK_FIELDS, SANDBOX_FIELDS
 from sandkasten.model.runs.session_key import SessionKey, parse_session_key
+from sandkasten_agents.definitions.prompt_file import parse_agent
+from sandkasten_agents.definitions.sandbox_field import LIMIT_FIELDS, NETWORK_FIELDS, SANDBOX_FIELDS
 from tests import imagekit
 from tests.agents.agency import house
 from tests.models.server import Answer, Asked, Call

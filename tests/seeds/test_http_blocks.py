@@ -9,7 +9,7 @@ import re
 import pytest
 
 from sandkasten.client.server.embedded import ServerAddress, settings
-from sandkasten.daemon.engine_assembly import open_engine
+from sandkasten_runtime.assembly.engine_assembly import open_engine
 from tests.api.daemon_in_process import serving
 from tests.seeds.documents import block
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from sandkasten.agents.definitions.sandbox_field import parse_sandbox
-from sandkasten.daemon.daemon_assembly import open_daemon
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.images.image_names import all_aliases
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
-from tests.agents.tools.desk import Desk, opened
+from sandkasten_agents.definitions.sandbox_field import parse_sandbox
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.images.image_names import all_aliases
+from sandkasten_server.daemon.daemon_assembly import open_daemon
+from tests.agents.desk import Desk, opened
 from tests.engine.injections import World
 from tests.network.conftest import served
 from tests.seeds.documents import ROOT
 from tests.shared_sandbox_cases import few
 
-RUNNER = ROOT / "src" / "sandkasten" / "_bin" / "sandkasten-runner"
+RUNNER = ROOT / "src" / "sandkasten_runtime" / "_bin" / "sandkasten-runner"
 PROGRAM_INTERPRETER = 3
 JOIN = """
 import collections, json

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, PolicyDenied
 from sandkasten.model.commands.exec_values import ExecRequest
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.assembly.backend_registry import prepare_data_dir
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_server.daemon.settings.http_settings import HttpSettings
 from tests.seeds.documents import Block, block, run_as
 
 # An engine that is reached without TLS is refused unless the operator says so.
@@ -52,9 +53,13 @@ def test_the_variables_of_compute_mode_have_the_values_of_the_document(tmp_path)
     for environ in variables(block("000-9")):
         settings = load({}, environ, tmp_path)
         limits = settings.policy.limits
-        modes.append(settings.plugins["docker"].engine)
+        modes.append(settings.plugins["docker"].mode)
         assert settings.policy.enabled is True
-        assert settings.allowed_images == ("python:3.11-slim", "node:20-slim", "ubuntu:22.04")
+        assert settings.named("allowed_images") == (
+            "python:3.11-slim",
+            "node:20-slim",
+            "ubuntu:22.04",
+        )
         assert (limits.exec_timeout_s, limits.stdout_bytes, limits.stderr_bytes) == (
             120,
             200_000,
@@ -93,10 +98,10 @@ def test_the_settings_of_the_plan_have_their_values(tmp_path):
     settings = load({}, {}, tmp_path)
     limits = settings.policy.limits
     images = tuple(f"sandbox-runtime:{one}" for one in ("base", "python", "node"))
-    http = settings.http
+    http = settings.of(HttpSettings)
     assert (str(http.listen), http.api_key) == ("127.0.0.1:8080", "sk-sandbox-...")
     assert http.db_file == Path.cwd() / "sandkasten.db"
-    assert (settings.policy.default_image, settings.allowed_images) == (images[0], images)
+    assert (settings.policy.default_image, settings.named("allowed_images")) == (images[0], images)
     assert settings.policy.ttl_s == 1800
     assert (limits.cpus, limits.memory_bytes, limits.pids) == (1.0, 512 << 20, 256)
     assert limits.max_exec_timeout_s == 120
@@ -109,7 +114,7 @@ async def test_the_settings_of_the_plan_create_sandboxes(tmp_path):
     prepare_data_dir(settings.data_dir)
     engine = await open_engine(settings)
     try:
-        for image in (None, *(settings.allowed_images or ())):
+        for image in (None, *(settings.named("allowed_images") or ())):
             info = await engine.create(CreateRequest(SandboxOptions(image=image)))
             assert (info.image, info.network) == ("host", "none")
             said = () if image is None else (f"image {image} resolved to the host image",)
@@ -128,6 +133,6 @@ def test_the_docker_engine_of_the_containerized_sandbox_is_used(tmp_path):
     with pytest.raises(InvalidConfiguration, match="plain tcp to sandbox-docker-host"):
         load({}, {}, tmp_path)
     settings = load({}, PLAIN_TCP, tmp_path)
-    assert settings.backend == "docker"
+    assert settings.named("backend") == "docker"
     assert settings.plugins["docker"].workspace_dir == "/sandboxes"
     assert settings.plugins["docker"].host == "tcp://sandbox-docker-host:2375"

@@ -96,7 +96,7 @@ def _served_and_run(place: Path, command: str, environ: dict[str, str]) -> tuple
                 **os.environ,
                 **environ,
                 "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
-                "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+                "PYTHONPATH": str(ROOT),
                 "SANDKASTEN_URL": daemon.url,
                 "SANDKASTEN_API_KEY": daemon.key,
             },

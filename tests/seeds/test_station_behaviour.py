@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import SandkastenError
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
+from sandkasten_runtime.assembly.settings.resolver import load
 from tests import imagekit
 from tests.agents.agency import house
-from tests.agents.tools.desk import Desk, opened_with
-from tests.client.http.served import REPOSITORY
+from tests.agents.desk import Desk, opened_with
 from tests.models.server import Answer, Asked, Call
 from tests.patience import PATIENCE_S
 from tests.seeds.documents import run_as
@@ -152,14 +151,13 @@ async def message_at_the_start(place: Path, **environ: str) -> Any:
     """Return whether a daemon refuses to start for lack of the address of its engine."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SANDKASTEN_")}
     kept.pop("DOCKER_HOST", None)
-    serve = (*(sys.executable, "-m", "sandkasten.cli", "serve"), "--listen", "127.0.0.1:0")
+    serve = (*(sys.executable, "-m", "sandkasten_server.cli", "serve"), "--listen", "127.0.0.1:0")
     done = await asyncio.to_thread(
         subprocess.run,
         serve,
         env={
             **kept,
             "HOME": str(place),
-            "PYTHONPATH": str(REPOSITORY / "src"),
             "SANDKASTEN_BACKEND": "docker",
             "STATION_SANDBOX_DIR": str(place / "boxes"),
             **environ,

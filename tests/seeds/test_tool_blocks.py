@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from sandkasten.agents.definitions.agent_sandbox import AgentSandbox
-from sandkasten.agents.definitions.sandbox_field import LIMIT_FIELDS
-from tests.agents.tools.desk import opened
+from sandkasten_agents.definitions.sandbox_field import LIMIT_FIELDS
+from sandkasten_tools.calls.agent_sandbox import AgentSandbox
+from tests.agents.desk import opened
 from tests.seeds import go_source
 from tests.seeds.documents import ROOT, run_as
 
 if TYPE_CHECKING:
-    from sandkasten.agents.definitions.agent_sandbox import Mode
+    from sandkasten_tools.calls.agent_sandbox import Mode
 
 TOOLS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "spec/tools").glob("*.json")}
 PYTHON = {"string": str, "boolean": bool, "integer": int, "array": list, "object": dict}

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.backends.backend_rules import BackendRule
+from sandkasten_runtime.assembly.settings.resolver import load
 
 pytestmark = pytest.mark.promise("P118")
 

@@ -8,15 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.backends.cloud.cloud_capabilities import configured
-from sandkasten.backends.cloud.e2b.e2b_capabilities import E2B
-from sandkasten.backends.cloud.e2b.e2b_options import E2bOptions
-from sandkasten.backends.cloud.machine_records import MachineRecords
-from sandkasten.backends.cloud.modal.modal_options import ModalOptions
-from sandkasten.backends.gate.entry_keys import make_keys
-from sandkasten.backends.lazy_backend import LazyBackend
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import BackendUnavailable, SandboxLost
 from sandkasten.model.backends.capabilities import UNKNOWN
 from sandkasten.model.ids import new_sandbox_id
@@ -26,6 +17,15 @@ from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.ports import KeepsImages, backend_part, may_hold
+from sandkasten_cloud.cloud_capabilities import configured
+from sandkasten_cloud.e2b.e2b_capabilities import E2B
+from sandkasten_cloud.e2b.e2b_options import E2bOptions
+from sandkasten_cloud.machine_records import MachineRecords
+from sandkasten_cloud.modal.modal_options import ModalOptions
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.backends.gate.entry_keys import make_keys
+from sandkasten_runtime.backends.lazy_backend import LazyBackend
 from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def provider(directory: Path, real: Keeper, options: E2bOptions) -> LazyBackend:
 @pytest.mark.parametrize(
     ("backend", "library", "package"),
     [
-        ("docker", "aiodocker", "docker"),
-        ("e2b", "e2b", "cloud.e2b"),
-        ("modal", "modal", "cloud.modal"),
+        ("docker", "aiodocker", "sandkasten_docker"),
+        ("e2b", "e2b", "sandkasten_cloud.e2b"),
+        ("modal", "modal", "sandkasten_cloud.modal"),
     ],
 )
 async def test_a_missing_library_is_reported_with_a_remedy(
@@ -85,7 +85,7 @@ async def test_a_missing_library_is_reported_with_a_remedy(
     monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-1")
     # As if it were not installed.
     monkeypatch.setitem(sys.modules, library, None)
-    for name in [one for one in sys.modules if one.startswith(f"sandkasten.backends.{package}.")]:
+    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
         if not name.endswith("_options"):
             monkeypatch.delitem(sys.modules, name)
     engine = await opened(**enabled)

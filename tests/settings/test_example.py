@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from sandkasten.daemon.settings.resolver import documented, load
+from sandkasten_runtime.assembly.settings.resolver import documented, load
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "sandkasten.yaml"
 

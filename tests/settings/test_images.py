@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import ImageNotFound, InvalidImage, PolicyDenied
-from sandkasten.images.host_image import HostImages
 from sandkasten.model.images.resolved_image import Image
+from sandkasten_runtime.images.host_image import HostImages
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from sandkasten.telemetry.log_events import LogEvents
+from sandkasten_runtime.telemetry.log_events import LogEvents
 
 
 def test_routine_events_are_debug_and_problems_are_warnings(caplog):

@@ -6,11 +6,11 @@ from dataclasses import fields
 
 import pytest
 
-from sandkasten.daemon.settings.limit_settings import LimitCeilings, LimitDefaults
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
+from sandkasten.model.sandbox.limit_names import CEILING_NAMES, LIMIT_NAMES
 from sandkasten.model.sandbox.limits import MIB
-from sandkasten.model.sandbox.policy import CEILING_NAMES, LIMIT_NAMES
+from sandkasten_runtime.assembly.settings.limit_settings import LimitCeilings, LimitDefaults
+from sandkasten_runtime.assembly.settings.resolver import load
 
 
 def test_the_default_has_no_maximum_limits_and_no_network(tmp_path):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.model.sandbox.host_mounts import MountRule
 from sandkasten.model.sandbox.limits import MIB
 from sandkasten.model.sandbox.workspace import WorkspaceRules
+from sandkasten_runtime.assembly.settings.resolver import load
 
 FILE = """
 data_dir: /srv/sandkasten

@@ -7,13 +7,13 @@ import stat
 
 import pytest
 
-from sandkasten.daemon.backend_registry import prepare_data_dir
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.engine.pool.pool_rules import LIFETIME_S
 from sandkasten.errors import InvalidConfiguration
 from sandkasten.settings.setting_fields import Origin
 from sandkasten.settings.setting_parsers import seconds
+from sandkasten_runtime.assembly.backend_registry import prepare_data_dir
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.engine.pool.pool_rules import LIFETIME_S
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def test_every_default_equals_the_public_contract(tmp_path):
     assert values["session_ttl_seconds"] == 1800
     assert values["session_max_lifetime_seconds"] == 14_400
     assert values["backend"] == "local"
-    assert settings.allowed_images is None
+    assert settings.named("allowed_images") is None
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ async def test_yaml_with_aliases_or_tags_is_refused(file, text):
 
 
 async def test_an_empty_file_and_empty_values_mean_the_defaults(file):
-    assert load({}, {}, file("")).backend == "local"
-    assert load({}, {}, file("# nothing\nbackend:\n")).backend == "local"
+    assert load({}, {}, file("")).named("backend") == "local"
+    assert load({}, {}, file("# nothing\nbackend:\n")).named("backend") == "local"
 
 
 async def test_a_named_file_must_exist(tmp_path):
@@ -246,7 +246,7 @@ async def test_a_named_file_must_exist(tmp_path):
         load({"config": str(tmp_path / "missing.yaml")}, {}, tmp_path)
     (tmp_path / "other.yaml").write_text("backend: oci")
     env = {"SANDKASTEN_CONFIG": str(tmp_path / "other.yaml")}
-    assert load({}, env, tmp_path).backend == "oci"
+    assert load({}, env, tmp_path).named("backend") == "oci"
 
 
 async def test_an_unknown_flag_is_refused(tmp_path):
@@ -318,11 +318,11 @@ async def test_without_linux_the_engine_gives_the_reason_in_one_sentence(tmp_pat
 def test_aliases_are_a_mapping_in_a_file_and_pairs_in_the_environment(file):
     cwd = file("images:\n  aliases:\n    python: my/python:1\n    py: python\n")
     settings = load({}, {}, cwd)
-    assert settings.image_aliases == {"python": "my/python:1", "py": "python"}
+    assert settings.named("images.aliases") == {"python": "my/python:1", "py": "python"}
     assert origin(settings, "images.aliases").value == ["python=my/python:1", "py=python"]
     environ = {"SANDKASTEN_IMAGES_ALIASES": "ml=h:5000/ml:2, x=host"}
-    assert load({}, environ, cwd).image_aliases == {"ml": "h:5000/ml:2", "x": "host"}
-    assert load({}, {}, None).image_aliases == {}
+    assert load({}, environ, cwd).named("images.aliases") == {"ml": "h:5000/ml:2", "x": "host"}
+    assert load({}, {}, None).named("images.aliases") == {}
 
 
 @pytest.mark.promise("P50")
@@ -340,7 +340,25 @@ def test_a_settings_file_that_others_can_write_is_refused(tmp_path, mode):
     with pytest.raises(InvalidConfiguration, match="other users"):
         load({}, {}, tmp_path)
     path.chmod(0o644)
-    assert load({}, {}, tmp_path).backend == "oci"
+    assert load({}, {}, tmp_path).named("backend") == "oci"
+
+
+@pytest.mark.promise("P43")
+def test_a_settings_file_that_is_exchanged_after_a_look_is_still_refused(tmp_path, monkeypatch):
+    ours, foreign = tmp_path / "sandkasten.yaml", tmp_path / "foreign.yaml"
+    ours.write_text("backend: oci")
+    foreign.write_text("backend: gvisor")
+    foreign.chmod(0o666)
+    open_file = os.open
+
+    def exchanging(path, *given, **more):
+        foreign.rename(ours)
+        return open_file(path, *given, **more)
+
+    monkeypatch.setattr(os, "open", exchanging)
+    with pytest.raises(InvalidConfiguration) as error:
+        load({}, {}, tmp_path)
+    assert error.value.details["setting"] == "config"
 
 
 async def test_the_settings_of_the_source_documents_are_understood(tmp_path):

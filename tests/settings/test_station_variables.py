@@ -9,8 +9,8 @@ import pytest
 
 from sandkasten.client.server import embedded
 from sandkasten.client.server.daemon_or_embedded import ServerAddress
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration
+from sandkasten_runtime.assembly.settings.resolver import load
 
 
 def loaded(tmp_path, **environ):
@@ -23,11 +23,11 @@ STATION = [
     ("STATION_SANDBOX_ENABLED", "false", lambda s: s.policy.enabled, False),
     ("STATION_SANDBOX_CODE_MODE_ENABLED", "true", lambda s: s.policy.code_mode, True),
     ("STATION_SANDBOX_CODE_MODE_ENABLED", "false", lambda s: s.policy.code_mode, False),
-    ("STATION_SANDBOX_ENGINE_MODE", "sidecar", lambda s: s.plugins["docker"].engine, "sidecar"),
+    ("STATION_SANDBOX_ENGINE_MODE", "sidecar", lambda s: s.plugins["docker"].mode, "sidecar"),
     (
         "STATION_SANDBOX_ALLOWED_IMAGES",
         "python:3.11-slim,node:20-slim,ubuntu:22.04",
-        lambda s: s.allowed_images,
+        lambda s: s.named("allowed_images"),
         ("python:3.11-slim", "node:20-slim", "ubuntu:22.04"),
     ),
     (
@@ -81,6 +81,7 @@ def test_a_network_by_default_is_none_or_full(tmp_path):
         ("STATION_SANDBOX_ENABLE", "; did you mean STATION_SANDBOX_ENABLED?"),
         ("STATION_SANDBOX_MAX_STDOUT", "; did you mean STATION_SANDBOX_MAX_STDOUT_BYTES?"),
         ("SANDKASTEN_QQQQ", "; sandkasten config show lists the settings"),
+        ("SANDKASTEN_TEST_X", "; sandkasten config show lists the settings"),
     ],
 )
 def test_an_unknown_variable_is_named_with_the_nearest_one(tmp_path, name, told):
@@ -98,7 +99,7 @@ def test_an_unknown_variable_is_named_with_the_nearest_one(tmp_path, name, told)
         "SANDKASTEN_SERVICE_HOST",
         "SANDKASTEN_PORT_8080_TCP_ADDR",
         "STATION_NAME",
-        "MY_SANDKASTEN_X",
+        "TEST_SANDKASTEN_LONG",
     ],
 )
 def test_a_variable_of_another_purpose_is_not_reported(tmp_path, name):

@@ -13,16 +13,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sandkasten.daemon.engine_assembly import open_engine
-from sandkasten.daemon.persistent_stores import Books, open_books
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.engine.clock import SystemClock
 from sandkasten.errors import SandkastenError
 from sandkasten.model.access.api_keys import DEFAULT_SCOPES, make_key
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.audit_records import AuditRow
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.journal_rows import ExecRow, KeyRow, SessionRow
+from sandkasten_runtime.assembly.engine_assembly import open_engine
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.daemon.persistent_stores import Books, open_books
 from tests.api.daemon_in_process import serving
 
 

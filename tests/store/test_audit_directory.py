@@ -19,7 +19,7 @@ import pytest
 from sandkasten.errors import QuotaExceeded
 from sandkasten.model.audit_chain import GENESIS, record_line
 from sandkasten.model.audit_records import AuditFilter, AuditHead, AuditRow
-from sandkasten.store.audit_directory import AuditDirectory
+from sandkasten_runtime.store.audit_directory import AuditDirectory
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +181,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from sandkasten.model.audit_records import AuditRow
-from sandkasten.store.audit_directory import AuditDirectory
+from sandkasten_runtime.store.audit_directory import AuditDirectory
 async def main():
     audit = AuditDirectory(Path(sys.argv[1]))
     number = 0

@@ -13,10 +13,10 @@ import pytest
 
 from sandkasten.errors import Conflict, InternalError, QuotaExceeded, StoreUnusable
 from sandkasten.model.journal_rows import ExecRow, SessionRow
-from sandkasten.store.sqlite.database import Database
-from sandkasten.store.sqlite.schema import migrate, migrations, version_of
-from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
-from sandkasten.store.write_behind import WriteBehind
+from sandkasten_server.records.sqlite.database import Database
+from sandkasten_server.records.sqlite.schema import migrate, migrations, version_of
+from sandkasten_server.records.sqlite.sqlite_journal import sqlite_journal
+from sandkasten_server.records.write_behind import WriteBehind
 from tests.patience import PATIENCE_S
 
 
@@ -188,7 +188,7 @@ async def test_a_database_of_version_1_is_migrated_and_keeps_its_rows(tmp_path):
     old.close()
     database = await Database.open(path)
     row = SessionRow("sbx_1", "t", "i", "b", 1.5, "running")
-    assert await SqliteJournal(database).session("sbx_1") == row
+    assert await sqlite_journal(database).session("sbx_1") == row
     assert await database.read(version_of) == migrations()[-1].version
     await database.aclose()
 
@@ -207,7 +207,7 @@ async def test_kernels_that_were_commands_are_kernels_after_the_migration(tmp_pa
     old.execute(row, ("exe_1", "echo ctx_python_1"))
     old.close()
     database = await Database.open(path)
-    journal = SqliteJournal(database)
+    journal = sqlite_journal(database)
     found = await journal.exec("sbx_1", kernel)
     assert found is not None
     assert (found.kind, found.command, found.language) == ("kernel", "python kernel", "python")
@@ -234,7 +234,7 @@ async def test_a_newer_database_is_refused_and_not_changed(tmp_path):
 
 
 async def test_a_failed_migration_keeps_the_previous_version(tmp_path, monkeypatch):
-    from sandkasten.store.sqlite import schema
+    from sandkasten_server.records.sqlite import schema
 
     connection = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
     migrate(connection, upto=1)
@@ -293,7 +293,7 @@ async def test_damage_is_detected_at_open_after_an_unclean_close(tmp_path, clean
 
 
 async def test_deferred_rows_are_written_soon_and_only_the_newest_of_each(database):
-    journal = SqliteJournal(database)
+    journal = sqlite_journal(database)
     seen = await statements(database)
     for number in range(500):
         journal.note_exec(ExecRow("exe_1", "sbx_1", "t", "c", "completed", 1.0, exit_code=number))
@@ -305,6 +305,17 @@ async def test_deferred_rows_are_written_soon_and_only_the_newest_of_each(databa
         await asyncio.sleep(0.01)
     assert found == [(499,)]
     assert sum(one.startswith("\nINSERT INTO execs") for one in seen) == 1
+
+
+async def test_a_command_with_odd_values_does_not_keep_others_from_being_written(database):
+    journal = sqlite_journal(database)
+    journal.note_exec(ExecRow("exe_1", "sbx_1", "t", "c", "completed", 1.0))
+    journal.note_exec(
+        ExecRow("exe_2", "sbx_1", "t", "a\0b\ud800", "completed", 2.0, exit_code=1 << 70)
+    )
+    await journal.flush()
+    odd, plain = await journal.execs("sbx_1")
+    assert (odd.id, odd.exit_code, plain.id) == ("exe_2", (1 << 63) - 1, "exe_1")
 
 
 async def test_deferred_rows_that_cannot_be_written_wait_and_are_bounded(database):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sandkasten.daemon.persistent_stores import open_books
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.engine.clock import SystemClock
 from sandkasten.model.audit_records import AuditFilter
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.daemon.persistent_stores import open_books
 from tests.patience import PATIENCE_S
 from tests.platform_choice import LONG
 from tests.store.writer import content

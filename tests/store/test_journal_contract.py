@@ -1,7 +1,10 @@
-"""The contract of every journal. Add a kind to KINDS to test it."""
+"""The contract of every journal. Add a kind to `journal` to test it, or take the tests of this
+module with a fixture of that name (`tests.contract_cases`).
+"""
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,15 +14,11 @@ from sandkasten.model.audit_records import AuditHead
 from sandkasten.model.commands.exec_values import ExecNetwork
 from sandkasten.model.journal_rows import CODE_BYTES, ExecRow, SessionRow
 from sandkasten.model.sandbox.network_refusals import Refusal
-from sandkasten.store.postgres.postgres_journal import PostgresJournal
-from sandkasten.store.sqlite.database import Database
-from sandkasten.store.sqlite.sqlite_journal import SqliteJournal
+from sandkasten_server.records.sqlite.database import Database
+from sandkasten_server.records.sqlite.sqlite_journal import sqlite_journal
 from tests.store.memory_store import MemoryJournal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
     from sandkasten.ports import Journal
 
 pytestmark = pytest.mark.promise("P34")
@@ -27,37 +26,18 @@ pytestmark = pytest.mark.promise("P34")
 YEARS_S = 10 * 365 * 86_400.0
 
 
-async def in_memory(_: Path) -> Journal:
-    return MemoryJournal()
-
-
-class OwningJournal(SqliteJournal):
-    """A journal with its own database; the daemon's is shared."""
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        await self._database.aclose()
-
-
-async def in_sqlite(path: Path) -> Journal:
-    return OwningJournal(await Database.open(path / "journal.db"))
-
-
-KINDS: dict[str, Callable[[Path], Awaitable[Journal]]] = {
-    "memory": in_memory,
-    "sqlite": in_sqlite,
-}
-
-
-@pytest.fixture(params=[*sorted(KINDS), "postgres"])
-async def journal(request, tmp_path, open_postgres):
-    one: Journal
-    if request.param == "postgres":
-        one = PostgresJournal(await open_postgres(), "node_1")
-    else:
-        one = await KINDS[request.param](tmp_path)
-    yield one
-    await one.aclose()
+@pytest.fixture(params=["memory", "sqlite"])
+async def journal(request, tmp_path):
+    opened: Journal
+    async with AsyncExitStack() as stack:
+        if request.param == "sqlite":
+            database = await Database.open(tmp_path / "journal.db")
+            stack.push_async_callback(database.aclose)
+            opened = sqlite_journal(database)
+        else:
+            opened = MemoryJournal()
+        stack.push_async_callback(opened.aclose)
+        yield opened
 
 
 def session(number: int, *, tenant: str = "default", at: float | None = None) -> SessionRow:

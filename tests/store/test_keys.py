@@ -10,9 +10,8 @@ from sandkasten.errors import Conflict
 from sandkasten.model.access.api_keys import DEFAULT_SCOPES, hash_key, make_key
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.journal_rows import KeyRow
-from sandkasten.store.postgres.postgres_keys import PostgresKeys
-from sandkasten.store.sqlite.database import Database
-from sandkasten.store.sqlite.sqlite_keys import SqliteKeys
+from sandkasten_server.records.sqlite.database import Database
+from sandkasten_server.records.sqlite.sqlite_keys import SqliteKeys
 
 if TYPE_CHECKING:
     import sqlite3
@@ -27,18 +26,14 @@ async def database(tmp_path):
     await one.aclose()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-async def open_keys(request, database, open_postgres):
+@pytest.fixture
+async def open_keys(database):
     """Return a function that opens the keys, as another process would."""
     opened = []
 
     async def open_again():
-        if request.param == "postgres":
-            one: PostgresKeys | SqliteKeys = await PostgresKeys.open(await open_postgres())
-        else:
-            one = await SqliteKeys.open(database)
-        opened.append(one)
-        return one
+        opened.append(await SqliteKeys.open(database))
+        return opened[-1]
 
     yield open_again
     for one in opened:

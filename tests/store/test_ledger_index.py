@@ -9,8 +9,8 @@ import pytest
 
 from sandkasten.disk import directory_watch
 from sandkasten.disk.small_file import read_small_file
-from sandkasten.store import ledger_directory, ledger_index
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.store import ledger_directory, ledger_index
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.store.test_directory import record
 
 pytestmark = [pytest.mark.anyio, pytest.mark.promise("P97")]

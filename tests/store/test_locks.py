@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import Busy
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 
 async def main():
     async with DirectoryStore(Path(sys.argv[1])).lock("x"):
@@ -34,7 +34,7 @@ asyncio.run(main())
 COUNTER = """
 import asyncio, sys
 from pathlib import Path
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 
 async def main():
     root = Path(sys.argv[1])
@@ -53,7 +53,7 @@ FORKER = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from sandkasten.errors import Busy
-from sandkasten.store.ledger_directory import DirectoryStore
+from sandkasten_runtime.store.ledger_directory import DirectoryStore
 
 async def main():
     store = DirectoryStore(Path(sys.argv[1]))

@@ -14,8 +14,7 @@ import pytest
 from sandkasten.errors import Busy, Conflict, QuotaExceeded, RunNotFound
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.runs.run_values import RunRow, RunUsage
-from sandkasten.store.postgres.postgres_runs import PostgresRuns
-from sandkasten.store.run_directory import RunDirectory
+from sandkasten_runtime.store.run_directory import RunDirectory
 
 ROW = RunRow(
     id="run_0000000000000001",
@@ -36,11 +35,9 @@ def runs(tmp_path):
     return RunDirectory(tmp_path / "runs")
 
 
-@pytest.fixture(params=["files", "postgres"])
-async def each_runs(request, tmp_path, open_postgres):
-    """Return the runs of two processes, in each store."""
-    if request.param == "postgres":
-        return [PostgresRuns(await open_postgres()) for _ in range(2)]
+@pytest.fixture
+def each_runs(tmp_path):
+    """Return the runs of two processes."""
     return [RunDirectory(tmp_path / "runs") for _ in range(2)]
 
 
@@ -217,7 +214,7 @@ async def test_a_follower_reads_only_new_events(runs, tmp_path):
 
 
 async def test_a_page_of_large_runs_is_short_and_the_next_one_continues(runs, monkeypatch):
-    monkeypatch.setattr("sandkasten.store.run_directory.PAGE_BYTES", 25_000)
+    monkeypatch.setattr("sandkasten_runtime.store.run_directory.PAGE_BYTES", 25_000)
     for number in range(5):
         row = replace(ROW, id=f"run_{number}", created_at=float(number), output="x" * 10_000)
         await runs.begin(row)

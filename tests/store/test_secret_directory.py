@@ -9,7 +9,7 @@ import pytest
 
 from sandkasten.errors import NotFound, StoreUnusable
 from sandkasten.model.access.stored_secrets import SecretRequest
-from sandkasten.store.secret_directory import SecretDirectory
+from sandkasten_runtime.store.secret_directory import SecretDirectory
 
 VALUE = "s3cret-value"
 REQUEST = SecretRequest("TOKEN", VALUE, ("api.example.com",), header="X: {value}")

@@ -10,14 +10,14 @@ import os
 import sys
 from pathlib import Path
 
-from sandkasten.daemon.persistent_stores import Books, open_books
-from sandkasten.daemon.settings.resolver import load
-from sandkasten.engine.clock import SystemClock
 from sandkasten.model.access.api_keys import DEFAULT_SCOPES, make_key
 from sandkasten.model.access.tenancy import TenantQuota
 from sandkasten.model.audit_records import AuditRow
 from sandkasten.model.ids import new_sandbox_id
 from sandkasten.model.journal_rows import KeyRow, SessionRow
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.engine.clock import SystemClock
+from sandkasten_server.daemon.persistent_stores import Books, open_books
 
 
 def content(key: str) -> bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 
 import pytest
 
 from sandkasten.ports.spans import UNTRACED, request_id
-from sandkasten.telemetry.json_log import JsonLines, ReadableLines
+from sandkasten_runtime.telemetry.json_log import JsonLines, ReadableLines
+from tests.repo import tree
 
 
 def _record(event, **fields):
@@ -40,3 +42,19 @@ def test_nothing_in_a_field_can_control_a_terminal_or_begin_a_line(kind):
 def test_lines_for_a_terminal_are_readable():
     line = ReadableLines().format(_record("exec.finished", status="completed", why="two words"))
     assert line.endswith('info    exec.finished status=completed why="two words"')
+
+
+def test_every_logger_is_below_the_one_whose_level_the_settings_set():
+    """A logger with the name of another distribution would lose its events below WARNING."""
+    named = {
+        (module, name)
+        for module, path in tree.modules().items()
+        for name in re.findall(r"getLogger\(\"?([\w.]+)", path.read_text())
+    }
+    resolved = {(module, module if name == "__name__" else name) for module, name in named}
+    assert len(resolved) > 20
+    assert {
+        (module, name)
+        for module, name in resolved
+        if not f"{name}.".startswith(("sandkasten.", "uvicorn."))
+    } == set()

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from sandkasten.model.sandbox.network_policy import NetworkCounts
-from sandkasten.telemetry.metrics import Metrics
+from sandkasten_server.daemon.metrics import Metrics
 from tests.daemon.process import ask, running
 from tests.loopback_port import free_port
 from tests.patience import PATIENCE_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandkasten.cli.main import main
+from sandkasten_server.cli.main import main
 from tests.unisolated.composition import install
 
 if __name__ == "__main__":

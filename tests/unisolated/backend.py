@@ -22,19 +22,19 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.backend_catalog import capabilities_of
 from sandkasten.errors import BackendUnavailable, Conflict, InvalidImage, SandboxLost
-from sandkasten.linux.launcher import listen
-from sandkasten.linux.programs import Programs, find_bwrap
-from sandkasten.linux.storage import host_root
-from sandkasten.linux.storage.workspace_directory import WorkspaceDirectory
-from sandkasten.linux.undoable_work import whole_or_nothing
 from sandkasten.model.backends.capabilities import UNKNOWN, Capabilities
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, base_environment, home, user_id
 from sandkasten.model.sandbox.network_policy import unsupported_network
 from sandkasten.model.sandbox.readiness import Readiness, Requirement
 from sandkasten.model.sandbox.usage import Usage
-from sandkasten.wire.unix_socket import connect_unix
+from sandkasten_runtime.backends.backend_catalog import capabilities_of
+from sandkasten_runtime.linux.launcher import listen
+from sandkasten_runtime.linux.programs import Programs, find_bwrap
+from sandkasten_runtime.linux.storage import host_root
+from sandkasten_runtime.linux.storage.workspace_directory import WorkspaceDirectory
+from sandkasten_runtime.linux.undoable_work import whole_or_nothing
+from sandkasten_runtime.wire.unix_socket import connect_unix
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sandkasten.daemon import backend_registry
-from sandkasten.daemon.settings.backends import backend_names
+from sandkasten_runtime.assembly import backend_registry
+from sandkasten_runtime.assembly.settings import backend_names
 from tests.store.memory_store import MemoryStore
 from tests.unisolated.backend import UnisolatedBackend
 
 if TYPE_CHECKING:
-    from sandkasten.daemon.settings.resolver import Settings
-    from sandkasten.images.layers.image_store import LayerStore
     from sandkasten.ports import EventSink
+    from sandkasten_runtime.assembly.settings.resolver import Settings
+    from sandkasten_runtime.images.layers.image_store import LayerStore
 
 NAME: Final = UnisolatedBackend.name
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def install() -> None:
     def open_backing(
         settings: Settings, layers: LayerStore, events: EventSink
     ) -> backend_registry.Backing:
-        if settings.backend != NAME:
+        if settings.named("backend") != NAME:
             return open_others(settings, layers, events)
         # Sandboxes of one process: a ledger that other processes read would be wrong.
         backend = UnisolatedBackend(settings.data_dir / NAME)
@@ -45,4 +45,4 @@ def install() -> None:
 
 def environ(**more: str) -> dict[str, str]:
     """The environment of a process that finds this package."""
-    return {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", **more}
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), **more}

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from sandkasten.disk.child_process import start_child
 from sandkasten.errors import SandboxLost
-from sandkasten.linux.programs import Programs, find_bwrap
 from sandkasten.model.backends.backend_features import BackendFeatures
 from sandkasten.model.backends.capabilities import Capabilities
 from sandkasten.model.sandbox.cell_spec import TMP, WORKSPACE, home
 from sandkasten.model.sandbox.limits import Unenforced
 from sandkasten.model.sandbox.oneshot_values import RunOutcome, check_run_only
 from sandkasten.model.sandbox.readiness import Readiness
+from sandkasten_runtime.linux.programs import Programs, find_bwrap
 from tests.unisolated.backend import host_root_args
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.wire.channel import Channel
-from sandkasten.wire.frame_codec import (
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.frame_codec import (
     DESCRIPTORS,
     FROM_CLIENT,
     Decoder,
@@ -18,7 +18,7 @@ from sandkasten.wire.frame_codec import (
     encode,
     encode_credit,
 )
-from sandkasten.wire.unix_socket import SocketStream
+from sandkasten_runtime.wire.unix_socket import SocketStream
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

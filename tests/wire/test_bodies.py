@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkasten.errors import InvalidRequest, ProtocolViolation
-from sandkasten.wire.json_bodies import (
+from sandkasten_runtime.wire.json_bodies import (
     MAX_DEPTH,
     decode_body,
     encode_body,

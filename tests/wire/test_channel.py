@@ -17,10 +17,10 @@ from sandkasten.errors import (
     QuotaExceeded,
     SandboxLost,
 )
-from sandkasten.wire.call import CallEvent, Data, OutputChunk
-from sandkasten.wire.channel import Channel
-from sandkasten.wire.frame_codec import MIB, Kind, decode_credit, encode, encode_chunk
-from sandkasten.wire.unix_socket import SocketStream
+from sandkasten_runtime.wire.call import CallEvent, Data, OutputChunk
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.frame_codec import MIB, Kind, decode_credit, encode, encode_chunk
+from sandkasten_runtime.wire.unix_socket import SocketStream
 from tests.patience import PATIENCE_S
 from tests.wire.peer import HELLO, Peer, connected, sockets
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandkasten.errors import ProtocolViolation
-from sandkasten.wire.frame_codec import (
+from sandkasten_runtime.wire.frame_codec import (
     BODY_LIMITS,
     FROM_CLIENT,
     FROM_RUNNER,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sandkasten.errors import SandboxLost
-from sandkasten.wire.call import CallEvent
-from sandkasten.wire.frame_codec import Kind, encode
-from sandkasten.wire.unix_socket import SocketStream
+from sandkasten_runtime.wire.call import CallEvent
+from sandkasten_runtime.wire.frame_codec import Kind, encode
+from sandkasten_runtime.wire.unix_socket import SocketStream
 from tests.patience import PATIENCE_S
 from tests.wire.peer import OPENED as OPEN
 from tests.wire.peer import passing

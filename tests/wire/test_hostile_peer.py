@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandkasten.errors import ProtocolViolation, SandboxLost, SandkastenError
-from sandkasten.wire import channel as channel_module
-from sandkasten.wire.channel import Channel
-from sandkasten.wire.frame_codec import FROM_RUNNER, MIB, Kind, encode, encode_chunk, encode_credit
-from sandkasten.wire.json_bodies import decode_body
+from sandkasten_runtime.wire import channel as channel_module
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.frame_codec import (
+    FROM_RUNNER,
+    MIB,
+    Kind,
+    encode,
+    encode_chunk,
+    encode_credit,
+)
+from sandkasten_runtime.wire.json_bodies import decode_body
 from tests.patience import PATIENCE_S
 from tests.wire.peer import HELLO, Peer, connected, sockets
 

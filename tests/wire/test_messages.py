@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkasten.errors import ProtocolViolation, SandkastenError
-from sandkasten.wire.messages import (
+from sandkasten_runtime.wire.messages import (
     FileStat,
     decode_entry,
     decode_exec,
@@ -23,7 +23,7 @@ from sandkasten.wire.messages import (
     decode_shells,
     decode_stats,
 )
-from sandkasten.wire.runner_errors import MAX_MESSAGE_CHARS, MEANINGS, error_for
+from sandkasten_runtime.wire.runner_errors import MAX_MESSAGE_CHARS, MEANINGS, error_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

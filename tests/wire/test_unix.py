@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sandkasten.wire.unix_socket import SocketStream, connect_unix
+from sandkasten_runtime.wire.unix_socket import SocketStream, connect_unix
 from tests.patience import PATIENCE_S
 from tests.wire.peer import sockets
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from sandkasten.engine import engine
-from sandkasten.engine.lifecycle import end_watch
+from sandkasten_runtime.engine import engine
+from sandkasten_runtime.engine.lifecycle import end_watch
 
 _SLOWNESS = float(os.environ["SANDKASTEN_SCALE_SLOWNESS"])
 end_watch.ROUND_S *= _SLOWNESS

@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sandkasten.wire.call import CallEvent, Data, OutputChunk
-from sandkasten.wire.channel import Channel
-from sandkasten.wire.messages import (
+from sandkasten_contract.patience import PATIENCE_S
+from sandkasten_runtime.wire.call import CallEvent, Data, OutputChunk
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.messages import (
     ExecReply,
     FileStat,
     FileStatPage,
@@ -19,13 +20,12 @@ from sandkasten.wire.messages import (
     decode_page,
     to_bytes_json,
 )
-from sandkasten_contract.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from sandkasten.ports import Cell
-    from sandkasten.wire.call import Call
+    from sandkasten_runtime.wire.call import Call
 
 T = TypeVar("T")
 
@@ -144,16 +144,18 @@ class Box:
 
     async def prints(self, exec_id: str, wanted: bytes) -> bytes:
         """Follow a running command until it has printed something; return all output so far."""
-        seen = b""
+        output = b""
         async with asyncio.timeout(PATIENCE_S):
             request = {"exec_id": exec_id, "follow": True}
             async with self.channel.stream("exec.output", request) as call:
                 async for item in call:
                     if isinstance(item, OutputChunk):
-                        seen += item.data
-                        if wanted in seen:
-                            return seen
-        raise AssertionError(f"the command ended without printing {wanted!r}; it printed {seen!r}")
+                        output += item.data
+                        if wanted in output:
+                            return output
+        raise AssertionError(
+            f"the command ended without printing {wanted!r}; it printed {output!r}"
+        )
 
     # ---- everything else
 

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-LONG = os.environ.get("SANDKASTEN_LONG") == "1"
+LONG = os.environ.get("TEST_SANDKASTEN_LONG") == "1"
 """Whether every case is a test of its own, in a sandbox of its own."""
 
 
 def each(
     arguments: str | tuple[str, ...], values: Iterable[Any], **options: Any
 ) -> Callable[[Any], Any]:
-    """Run a test for each value: one after the other in its sandbox, or as tests of their own.
+    """Run a test for each value: one after the other in its sandbox, or as separate tests.
 
-    The latter with SANDKASTEN_LONG=1, where this is `pytest.mark.parametrize`. A failure names the
-    value.
+    The latter with TEST_SANDKASTEN_LONG=1, where this is `pytest.mark.parametrize`. A failure
+    names the value.
     """
     listed = list(values)
     if LONG:
@@ -48,7 +48,9 @@ def each(
 
         wrapper: Any = in_a_loop if inspect.iscoroutinefunction(test) else in_a_row
         signature = inspect.signature(test)
-        others = [one for name, one in signature.parameters.items() if name not in names]
+        others = [
+            parameter for name, parameter in signature.parameters.items() if name not in names
+        ]
         wrapper.__signature__ = signature.replace(parameters=others)
         return wrapper
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sandkasten.daemon.backend_registry import open_backing
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import ImageNotFound, InvalidRequest
-from sandkasten.images.layers.image_store import LayerStore
 from sandkasten.model.images.resolved_image import Image
-from sandkasten.telemetry.log_events import LogEvents
+from sandkasten_runtime.assembly.backend_registry import open_backing
+from sandkasten_runtime.assembly.settings.resolver import load
+from sandkasten_runtime.images.layers.image_store import LayerStore
+from sandkasten_runtime.telemetry.log_events import LogEvents
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sandkasten.daemon.settings.resolver import Settings
     from sandkasten.ports import Backend
+    from sandkasten_runtime.assembly.settings.resolver import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,18 @@ interface FormDialogProps {
   /** What it does; the dialog is closed afterwards. */
   send: (fields: Fields) => Promise<unknown>;
   close: () => void;
+  closeLabel?: string;
   children: ComponentChildren;
 }
 
-export function FormDialog({ title, label, send, close, children }: FormDialogProps): VNode {
+export function FormDialog({
+  title,
+  label,
+  send,
+  close,
+  closeLabel = "Cancel",
+  children,
+}: FormDialogProps): VNode {
   const [error, setError] = useState<unknown>();
   const [busy, setBusy] = useState(false);
   const submit = async (event: TargetedEvent<HTMLFormElement>): Promise<void> => {
@@ -57,7 +65,7 @@ export function FormDialog({ title, label, send, close, children }: FormDialogPr
         {error !== undefined && <Failure error={error} />}
         <div class="buttons">
           <button type="button" onClick={close}>
-            Cancel
+            {closeLabel}
           </button>
           <button type="submit" class="primary" disabled={busy}>
             {label}

@@ -1,19 +1,24 @@
-/** Images of the store: the list, pulls with their progress, and one image. */
+/** Images of the store: the list, pulls and builds with their progress, and one image. */
 
-import type { TargetedEvent, VNode } from "preact";
+import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { ImageInfo, Layer } from "sandkasten";
 import { type Column, DataTable } from "../components/data_table.js";
-import { Confirm, Dialog } from "../components/dialog.js";
+import { Confirm } from "../components/dialog.js";
 import { Facts } from "../components/facts.js";
 import { Failure } from "../components/failure.js";
+import { Field, type Fields, FormDialog } from "../components/form_dialog.js";
 import { ListPage } from "../components/list_page.js";
+import { plainText } from "../components/plain_text.js";
 import { usePolled } from "../components/polled.js";
 import { bytes, counted } from "../components/units.js";
 import { When } from "../components/when.js";
 import { daemon } from "../daemon.js";
 import { mayUse, type PageProps } from "../pages.js";
 import { address } from "../router.js";
+
+// The end of the output of a build; all of it can be megabytes.
+const MOST_LINES = 500;
 
 const COLUMNS: readonly Column<ImageInfo>[] = [
   {
@@ -56,7 +61,7 @@ export default function Images({ place, identity }: PageProps): VNode {
 }
 
 function ImageList({ mayChange }: { mayChange: boolean }): VNode {
-  const [pulling, setPulling] = useState(false);
+  const [open, setOpen] = useState<"pull" | "build">();
   const [turn, setTurn] = useState(0);
   const again = (): void => setTurn((one) => one + 1);
   return (
@@ -78,7 +83,10 @@ function ImageList({ mayChange }: { mayChange: boolean }): VNode {
                 act={() => daemon().images.collect()}
                 done={again}
               />
-              <button type="button" class="primary" onClick={() => setPulling(true)}>
+              <button type="button" onClick={() => setOpen("build")}>
+                Build
+              </button>
+              <button type="button" class="primary" onClick={() => setOpen("pull")}>
                 Pull
               </button>
             </>
@@ -97,13 +105,16 @@ function ImageList({ mayChange }: { mayChange: boolean }): VNode {
               ),
             }
           : {})}
-        empty="There are no images. Pull one, or import one with sandkasten image import."
+        empty="There are no images. Pull or build one, or import one with sandkasten image import."
       />
       {!mayChange && (
-        <p class="hint">This key cannot pull or remove images: it needs the scope images.</p>
+        <p class="hint">
+          This key cannot pull, build or remove images: it needs the scope images.
+        </p>
       )}
       <StoreUse turn={turn} />
-      {pulling && <Pull close={() => setPulling(false)} done={again} />}
+      {open === "pull" && <Pull close={() => setOpen(undefined)} done={again} />}
+      {open === "build" && <Build close={() => setOpen(undefined)} done={again} />}
     </>
   );
 }
@@ -133,78 +144,144 @@ interface Progress {
   total: number | undefined;
 }
 
-function Pull({ close, done }: { close: () => void; done: () => void }): VNode {
+interface NewImageProps {
+  close: () => void;
+  done: () => void;
+}
+
+function Pull(props: NewImageProps): VNode {
+  return (
+    <Work
+      title="Pull an image"
+      label="Pull"
+      first="asking the registry"
+      work={(fields, options) => daemon().images.pull(fields.text("name") ?? "", options)}
+      {...props}
+    >
+      {(busy) => (
+        <Field
+          name="name"
+          label="Image"
+          placeholder="docker.io/library/python:3.12-slim"
+          required
+          disabled={busy}
+        />
+      )}
+    </Work>
+  );
+}
+
+function Build(props: NewImageProps): VNode {
+  const images = daemon().images;
+  return (
+    <Work
+      title="Build an image"
+      label="Build"
+      first="waiting for the daemon"
+      work={(fields, options) => {
+        const refresh = fields.text("refresh") !== undefined;
+        return images.build(fields.text("name") ?? "", { ...options, refresh });
+      }}
+      {...props}
+    >
+      {(busy) => (
+        <>
+          <Field
+            name="name"
+            label="Image"
+            hint="The daemon builds it from packages of Debian and of the Python index. It takes minutes."
+          >
+            <select id="field-name" name="name" disabled={busy}>
+              {images.buildable.map((name) => (
+                <option key={name}>{name}</option>
+              ))}
+            </select>
+          </Field>
+          <label class="tick">
+            <input type="checkbox" name="refresh" value="yes" disabled={busy} /> Build it again,
+            without the cache
+          </label>
+        </>
+      )}
+    </Work>
+  );
+}
+
+interface WorkProps extends NewImageProps {
+  title: string;
+  label: string;
+  /** The step until the daemon reports one. */
+  first: string;
+  work: (
+    fields: Fields,
+    options: { signal: AbortSignal; onProgress: (report: Record<string, unknown>) => void },
+  ) => Promise<unknown>;
+  /** The fields, which are disabled while it works. */
+  children: (busy: boolean) => VNode;
+}
+
+/** A dialog for work that takes minutes: it shows progress and output, and closing it stops it. */
+function Work({ title, label, first, work, close, done, children }: WorkProps): VNode {
   const [progress, setProgress] = useState<Progress>();
-  const [error, setError] = useState<unknown>();
-  const control = useRef<AbortController>(undefined);
-  useEffect(() => () => control.current?.abort(), []);
-  const pull = async (event: TargetedEvent<HTMLFormElement>): Promise<void> => {
-    event.preventDefault();
-    const name = String(new FormData(event.currentTarget).get("name") ?? "").trim();
-    control.current = new AbortController();
-    const { signal } = control.current;
-    setError(undefined);
-    setProgress({ step: "asking the registry", done: 0, total: undefined });
+  const [lines, setLines] = useState<readonly string[]>([]);
+  const control = useRef(new AbortController());
+  useEffect(() => () => control.current.abort(), []);
+  const send = async (fields: Fields): Promise<void> => {
+    setLines([]);
+    setProgress({ step: first, done: 0, total: undefined });
     try {
-      await daemon().images.pull(name, {
-        signal,
-        onProgress: (told) => setProgress(progressOf(told)),
+      await work(fields, {
+        signal: control.current.signal,
+        onProgress: (report) => {
+          setProgress(progressOf(report));
+          const { text } = report;
+          if (typeof text === "string" && text !== "") {
+            setLines((before) => [...before.slice(1 - MOST_LINES), plainText(text)]);
+          }
+        },
       });
       done();
-      close();
-    } catch (problem) {
+    } finally {
       setProgress(undefined);
-      if (!signal.aborted) {
-        setError(problem);
-      }
     }
   };
   const busy = progress !== undefined;
   return (
-    <Dialog title="Pull an image" close={close}>
-      <form class="form" onSubmit={pull}>
+    <FormDialog title={title} label={label} send={send} close={close} closeLabel={busy ? "Stop" : "Cancel"}>
+      {children(busy)}
+      {busy && (
         <div>
-          <label for="name">Image</label>
-          <input
-            id="name"
-            name="name"
-            placeholder="docker.io/library/python:3.12-slim"
-            spellcheck={false}
-            required
-            disabled={busy}
+          <label for="progress" class="muted">
+            {progress.step}
+            {progress.total !== undefined &&
+              `, ${bytes(progress.done)} of ${bytes(progress.total)}`}
+          </label>
+          <progress
+            id="progress"
+            {...(progress.total === undefined || progress.total === 0
+              ? {}
+              : { value: progress.done, max: progress.total })}
           />
         </div>
-        {busy && (
-          <div>
-            <label for="progress" class="muted">
-              {progress.step}
-              {progress.total !== undefined &&
-                `, ${bytes(progress.done)} of ${bytes(progress.total)}`}
-            </label>
-            <progress
-              id="progress"
-              {...(progress.total === undefined || progress.total === 0
-                ? {}
-                : { value: progress.done, max: progress.total })}
-            />
-          </div>
-        )}
-        {error !== undefined && <Failure error={error} />}
-        <div class="buttons">
-          <button type="button" onClick={close}>
-            {busy ? "Stop" : "Cancel"}
-          </button>
-          <button type="submit" class="primary" disabled={busy}>
-            Pull
-          </button>
-        </div>
-      </form>
-    </Dialog>
+      )}
+      {/* The error of a build has the end of its output. */}
+      {busy && lines.length > 0 && <Output lines={lines} />}
+    </FormDialog>
   );
 }
 
-function progressOf(told: Record<string, unknown>): Progress {
-  const { step, done, total } = told;
+function Output({ lines }: { lines: readonly string[] }): VNode {
+  const shown = useRef<HTMLPreElement>(null);
+  useEffect(() => shown.current?.scrollTo({ top: shown.current.scrollHeight }), [lines]);
+  return (
+    <pre ref={shown} class="output" role="log" aria-label="Output" tabIndex={0}>
+      {lines.join("\n")}
+    </pre>
+  );
+}
+
+function progressOf(report: Record<string, unknown>): Progress {
+  const { step, done, total } = report;
   return {
     step: typeof step === "string" ? step : "",
     done: typeof done === "number" ? done : 0,

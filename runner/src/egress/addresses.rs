@@ -23,7 +23,7 @@ impl Network {
     /// Whether an address, or the IPv4 address that it leads to, is in this network.
     pub fn contains(&self, address: IpAddr) -> bool {
         let inner = embedded(address).map(IpAddr::V4);
-        self.has(plain(address)) || inner.map_or(false, |inner| self.has(inner))
+        self.has(plain(address)) || inner.is_some_and(|inner| self.has(inner))
     }
 
     fn has(&self, address: IpAddr) -> bool {

@@ -4,31 +4,11 @@
 //! and maps no memory that can be executed; its new sockets are TCP, UDP and route queries.
 //! A call that is not listed fails with EPERM. Threads are allowed, other processes are not.
 
-use crate::sys::{check, Result};
-
-#[cfg(target_arch = "x86_64")]
-pub const ARCHITECTURE: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-pub const ARCHITECTURE: u32 = 0xc000_00b7;
-
-pub const ALLOW: u32 = 0x7fff_0000;
-const KILL: u32 = 0x8000_0000;
-pub const REFUSE: u32 = error(libc::EPERM);
-pub const UNKNOWN: u32 = error(libc::ENOSYS);
-
-const LOAD: u16 = 0x20;
-pub const EQUAL: u16 = 0x15;
-pub const ANY_BIT: u16 = 0x45;
-const RETURN: u16 = 0x06;
-/// Offsets in the kernel's description of a call.
-pub const NUMBER: u32 = 0;
-pub const ARCH: u32 = 4;
-const ARGUMENTS: u32 = 16;
-
-/// The answer that lets a call fail with this error.
-pub const fn error(errno: i32) -> u32 {
-    0x0005_0000 | errno as u32
-}
+use crate::seccomp::{
+    answer, apply, jump, jump_over, load, with_argument, ALLOW, ANY_BIT, ARCH, ARCHITECTURE,
+    ARGUMENTS, EQUAL, KILL, NUMBER, REFUSE, UNKNOWN,
+};
+use crate::sys::Result;
 
 const CALLS: &[libc::c_long] = &[
     libc::SYS_read,
@@ -88,23 +68,6 @@ pub fn install() -> Result<()> {
     apply(&program())
 }
 
-/// Take a filter. May be called between fork and exec: it allocates nothing.
-pub fn apply(program: &[libc::sock_filter]) -> Result<()> {
-    let filter = libc::sock_fprog {
-        len: program.len() as libc::c_ushort,
-        filter: program.as_ptr() as *mut libc::sock_filter,
-    };
-    // SAFETY: `filter` describes a program that lives until the call returns; the kernel only copies it.
-    check(unsafe {
-        libc::prctl(
-            libc::PR_SET_SECCOMP,
-            libc::SECCOMP_MODE_FILTER,
-            &filter as *const libc::sock_fprog,
-        )
-    })
-    .map(|_| ())
-}
-
 fn program() -> Vec<libc::sock_filter> {
     let mut made = vec![
         load(ARCH),
@@ -147,50 +110,12 @@ fn program() -> Vec<libc::sock_filter> {
     made
 }
 
-/// Decide one call by an argument; what `body` does not answer gets `otherwise`.
-pub fn with_argument(
-    number: libc::c_long,
-    argument: u32,
-    body: &[libc::sock_filter],
-    otherwise: u32,
-) -> Vec<libc::sock_filter> {
-    let mut made = vec![
-        jump_over(EQUAL, number as u32, body.len() as u8 + 2),
-        load(ARGUMENTS + 8 * argument),
-    ];
-    made.extend_from_slice(body);
-    made.push(answer(otherwise));
-    made
-}
-
-pub fn load(place: u32) -> libc::sock_filter {
-    instruction(LOAD, 0, 0, place)
-}
-
-/// Skip `count` instructions if the test holds.
-pub fn jump(test: u16, value: u32, count: u8) -> libc::sock_filter {
-    instruction(test, count, 0, value)
-}
-
-/// Skip `count` instructions unless the test holds.
-pub fn jump_over(test: u16, value: u32, count: u8) -> libc::sock_filter {
-    instruction(test, 0, count, value)
-}
-
-pub fn answer(action: u32) -> libc::sock_filter {
-    instruction(RETURN, 0, 0, action)
-}
-
-fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-    libc::sock_filter { code, jt, jf, k }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::net::UdpSocket;
 
-    /// Run `tried` under the filter in a process of its own, and return its exit status.
+    /// Run `tried` under the filter in a separate process, and return its exit status.
     fn under_the_filter(tried: fn() -> bool) -> i32 {
         // SAFETY: the child makes plain calls and ends without running what belongs to its parent.
         unsafe {
@@ -215,7 +140,7 @@ mod tests {
     fn nothing_but_the_listed_calls_is_possible() {
         assert_eq!(
             under_the_filter(|| unsafe {
-                let name = b"/dev/null\0".as_ptr();
+                let name = c"/dev/null".as_ptr();
                 let none = std::ptr::null::<u8>();
                 refused(libc::syscall(libc::SYS_openat, libc::AT_FDCWD, name, 0))
                     && refused(libc::syscall(libc::SYS_execve, name, none, none))
@@ -257,10 +182,10 @@ mod tests {
         assert_eq!(
             under_the_filter(|| {
                 let socket = UdpSocket::bind("127.0.0.1:0");
-                let quiet = socket.map_or(false, |s| s.set_nonblocking(true).is_ok());
+                let quiet = socket.is_ok_and(|s| s.set_nonblocking(true).is_ok());
                 let large = vec![1u8; 8 << 20];
                 let thread = std::thread::spawn(|| 7);
-                quiet && large[5000] == 1 && thread.join().map_or(false, |n| n == 7)
+                quiet && large[5000] == 1 && thread.join().is_ok_and(|n| n == 7)
             }),
             0
         );

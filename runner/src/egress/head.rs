@@ -116,7 +116,7 @@ fn trim(mut value: &[u8]) -> &[u8] {
     value
 }
 
-/// Whether a name is that of a field for some servers: many of them do not tell `_` from `-`, and some
+/// Whether a name is that of a field for some servers: many of them treat `_` as `-`, and some
 /// write every other character in the same way.
 pub fn same_field(name: &str, field: &str) -> bool {
     let alike = |byte: u8| match byte.is_ascii_alphanumeric() {
@@ -239,7 +239,7 @@ impl Head {
         self.first[2] == "HTTP/1.1"
             && self.request_framing() == Ok(Framing::Empty)
             && self.lists("connection", "upgrade")
-            && self.only("upgrade").map_or(false, websocket)
+            && self.only("upgrade").is_some_and(websocket)
     }
 
     pub fn path(&self) -> &str {

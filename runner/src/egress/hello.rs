@@ -144,7 +144,7 @@ impl<'a> Bytes<'a> {
 const SPACES: &[u8] = b" \t\x0b\x0c";
 
 /// Lenient servers accept more than the standard: empty lines and spaces before the request, any method,
-/// other spaces, lines that end with a line feed alone. What could be read in two ways is unclear.
+/// other spaces, lines that end with only a line feed. What could be read in two ways is unclear.
 fn http(bytes: &[u8]) -> First {
     let before = |b: &u8| SPACES.contains(b) || b"\r\n".contains(b);
     let start = match bytes.iter().position(|b| !before(b)) {
@@ -160,7 +160,7 @@ fn http(bytes: &[u8]) -> First {
         .position(|&b| !is_token(b))
         .unwrap_or(line.len());
     let odd = |b: &u8| *b < b' ' && !b"\t\r".contains(b) || *b == 0x7f;
-    if method == 0 || line.get(method).map_or(false, |b| !SPACES.contains(b)) {
+    if method == 0 || line.get(method).is_some_and(|b| !SPACES.contains(b)) {
         return other(line);
     }
     if line.iter().any(odd) {

@@ -5,63 +5,46 @@
 //! dials, counts and records. It depends on no daemon and ends with its sandbox. It runs without
 //! privileges, and reads nothing but the descriptors it was given.
 //!
-//! With `--gate` it is instead the way into a sandbox on another machine; see `gate`, and `machine` for a
-//! machine of a provider. With `--pod` it makes its sockets itself; see `pod`.
+//! With `--pod` it makes its sockets itself; see `pod`. The way into a sandbox is another program,
+//! `sandkasten-gate`.
 //!
 //! Descriptors: 3 TCP over IPv4, 4 the same over IPv6 (or /dev/null), 5 DNS, 6 control, 7 the life of the
 //! sandbox, 8 and 9 records, 10 the configuration.
 
-#![allow(unknown_lints)]
-#![allow(clippy::incompatible_msrv)]
-
 mod addresses;
-mod base64;
 mod config;
-mod dns;
-mod enclosure;
+mod dns_messages;
 mod filter;
-mod gate;
 mod head;
 mod hello;
 mod http;
 mod inspect;
 mod limits;
-mod machine;
 mod names;
-mod newcomers;
 mod pod;
-mod reachability;
 mod record;
 mod relay;
 mod resolver;
 mod routes;
 mod rules;
 mod server;
-mod socket_filter;
 mod sockets;
-mod websocket;
 
-use sandkasten_runner::sys;
+use sandkasten_runner::{base64, proxy, seccomp, sys};
 use std::io::Read;
 use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd};
 
 const MAX_CONFIG: u64 = 4 << 20;
 
 fn main() {
+    // A program that is run by its descriptor has the number of it for a name.
+    // SAFETY: plain system call on a string that ends with a null.
+    unsafe { libc::prctl(libc::PR_SET_NAME, c"sandkasten-egress".as_ptr()) };
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    let done = match arguments.split_first() {
-        Some((mode, addresses)) if mode == "--reach" => reachability::report(addresses),
-        _ => {
-            if let Some(gate) = gate::wanted(&arguments) {
-                gate.and_then(|gate| gate.serve())
-            } else if let Some(machine) = machine::wanted(&arguments) {
-                machine.and_then(|machine| machine.serve())
-            } else if let Some(pod) = pod::wanted(&arguments) {
-                pod.and_then(|pod| pod.serve())
-            } else {
-                serve()
-            }
-        }
+    let done = match pod::wanted(&arguments) {
+        Some(pod) => pod.and_then(|pod| pod.serve()),
+        None if arguments.is_empty() => serve(),
+        None => Err("usage: sandkasten-egress --pod CONFIG DIRECTORY PORT [ADDRESS...]".to_owned()),
     };
     let code = match done {
         Ok(()) => 0,
@@ -108,20 +91,6 @@ fn run(
     server::Egress::new(config, sockets, records)
         .and_then(|egress| filter::install().and_then(|()| egress.run()))
         .map_err(|errno| std::io::Error::from_raw_os_error(errno).to_string())
-}
-
-/// The kubelet ends the Pod. If all containers ended well, it would report that the Pod succeeded, and
-/// leave out that it was evicted, and why.
-extern "C" fn leave(signal: libc::c_int) {
-    // SAFETY: allowed in a signal handler.
-    unsafe { libc::_exit(128 + signal) }
-}
-
-/// End when we are asked to. The first process of a container gets no signal without a handler.
-fn leave_on_request() {
-    let handler = leave as extern "C" fn(libc::c_int);
-    // SAFETY: plain system call.
-    unsafe { libc::signal(libc::SIGTERM, handler as libc::sighandler_t) };
 }
 
 fn descriptor(number: i32) -> OwnedFd {

@@ -6,21 +6,18 @@
 //! the sandbox. It makes this connection when everything is ready, and the gate does not let the runner
 //! start before.
 
-use crate::reachability::{self, STAYED_OPEN};
+use crate::proxy::reachability::{self, STAYED_OPEN};
+use crate::proxy::{self, CONTROL, LIFE};
 use crate::sys::{self, Errno};
 use crate::{config, record, server};
 use serde_json::{json, Value};
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::io::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// In the directory that the gate shares.
-pub const LIFE: &str = "life";
-pub const CONTROL: &str = "control";
 const RECORDS: [&str; 2] = ["egress.0", "egress.1"];
 const CLOSING: Duration = Duration::from_secs(20);
 /// For the gate to start.
@@ -63,7 +60,7 @@ pub fn wanted(arguments: &[OsString]) -> Option<Result<Pod, String>> {
 impl Pod {
     /// Serve until the gate ends, or until we are asked to.
     pub fn serve(self) -> Result<(), String> {
-        crate::leave_on_request();
+        proxy::leave_on_request();
         if let Err(what) = reachability::wait_until_closed(&self.closed_to, CLOSING) {
             eprintln!(
                 "sandkasten-egress: the network of this Pod stays open: {}",
@@ -80,7 +77,7 @@ impl Pod {
         let unset = |e: std::io::Error| format!("cannot listen: {}", e);
         listener.set_nonblocking(true).map_err(unset)?;
         names.set_nonblocking(true).map_err(unset)?;
-        let control = listen(&self.directory.join(CONTROL))?;
+        let control = proxy::listen(&self.directory.join(CONTROL))?;
         let [first, second] = RECORDS.map(|name| self.records(name));
         let records = record::Records::new(first?, second?);
         let sockets = server::Sockets {
@@ -114,15 +111,6 @@ impl Pod {
             }
         }
     }
-}
-
-/// Listen at a path that the other containers with this directory may use, whatever their user id.
-pub fn listen(path: &Path) -> Result<OwnedFd, String> {
-    let listener = sys::listen_unix(path.as_os_str().as_bytes())
-        .map_err(|errno| message("cannot listen", errno))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
-        .map_err(|e| format!("cannot listen: {}", e))?;
-    Ok(listener)
 }
 
 fn message(what: &str, errno: Errno) -> String {

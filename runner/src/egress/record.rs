@@ -61,8 +61,8 @@ impl Records {
                     Ok(record) => record,
                     Err(_) => continue,
                 };
-                let old = record["seq"].as_u64().map_or(true, |seq| seq <= sequence)
-                    || record["time"].as_f64().map_or(true, |time| time < since);
+                let old = record["seq"].as_u64().is_none_or(|seq| seq <= sequence)
+                    || record["time"].as_f64().is_none_or(|time| time < since);
                 if old {
                     continue;
                 }
@@ -93,7 +93,7 @@ impl Records {
         if self.written + lines.len() > MOST {
             self.current = 1 - self.current;
             self.written = 0;
-            // SAFETY: plain system call on a descriptor of ours.
+            // SAFETY: plain system call on our descriptor.
             unsafe { libc::ftruncate(self.files[self.current].as_raw_fd(), 0) };
         }
         let fd = self.files[self.current].as_raw_fd();
@@ -125,7 +125,7 @@ mod tests {
 
     fn file() -> OwnedFd {
         // SAFETY: the name ends with a zero.
-        let fd = unsafe { libc::memfd_create(b"records\0".as_ptr().cast(), libc::MFD_CLOEXEC) };
+        let fd = unsafe { libc::memfd_create(c"records".as_ptr(), libc::MFD_CLOEXEC) };
         // SAFETY: plain system call. Records are appended to their files.
         unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_APPEND) };
         crate::sys::own(fd)

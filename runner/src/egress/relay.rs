@@ -1,4 +1,4 @@
-//! Bytes from one socket to another, without a copy of ours.
+//! Bytes from one socket to another, without a copy in this process.
 //!
 //! A direction ends when its source has ended and everything was delivered; then the other side gets the end too.
 //! Sockets do not block. A call moves a bounded amount, so one fast stream cannot stop the others. A

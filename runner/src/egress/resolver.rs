@@ -1,9 +1,9 @@
 //! Lookups of names at the host's name servers.
 //!
-//! Each lookup has a socket and two random ids of its own, so a false reply must guess 48 bits. Both
+//! Each lookup has its own socket and two random ids, so a false reply must guess 48 bits. Both
 //! address families are asked for at once; a server that does not answer is followed by the next one.
 
-use crate::dns::{self, Reply};
+use crate::dns_messages::{self, Reply};
 use crate::sys::{check, Result};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::io::{AsRawFd, RawFd};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 2;
-const KINDS: [u16; 2] = [dns::A, dns::AAAA];
+const KINDS: [u16; 2] = [dns_messages::A, dns_messages::AAAA];
 
 pub struct Lookup {
     pub name: String,
@@ -55,7 +55,9 @@ impl Lookup {
         let mut buffer = [0u8; 1500];
         while let Ok(n) = self.socket.recv(&mut buffer) {
             for (i, kind) in KINDS.iter().enumerate() {
-                if let Some(reply) = dns::reply(&buffer[..n], self.ids[i], &self.name, *kind) {
+                if let Some(reply) =
+                    dns_messages::reply(&buffer[..n], self.ids[i], &self.name, *kind)
+                {
                     self.replies[i].get_or_insert(reply);
                 }
             }
@@ -91,10 +93,10 @@ impl Lookup {
         if !addresses.is_empty() {
             return Found::Addresses(addresses);
         }
-        if replies.iter().any(|r| r.code == dns::NO_SUCH_NAME) {
+        if replies.iter().any(|r| r.code == dns_messages::NO_SUCH_NAME) {
             return Found::NoSuchName;
         }
-        if replies.iter().all(|r| r.code == dns::NO_ERROR) {
+        if replies.iter().all(|r| r.code == dns_messages::NO_ERROR) {
             return Found::Addresses(Vec::new());
         }
         Found::Failed
@@ -112,7 +114,7 @@ fn ask(name: &str, server: SocketAddr) -> Option<(UdpSocket, [u16; 2])> {
     socket.set_nonblocking(true).ok()?;
     let ids = random_ids().ok()?;
     for (id, kind) in ids.iter().zip(KINDS) {
-        socket.send(&dns::query(*id, name, kind)?).ok()?;
+        socket.send(&dns_messages::query(*id, name, kind)?).ok()?;
     }
     Some((socket, ids))
 }

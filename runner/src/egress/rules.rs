@@ -1,7 +1,7 @@
 //! Which destinations a sandbox may reach. Pure.
 //!
 //! A destination is a name and a port, or an address and a port. Deny rules win over allow rules. What
-//! no rule mentions is refused, unless the mode is `full`. A rule may be for some requests alone: then it
+//! no rule mentions is refused, unless the mode is `full`. A rule may be only for some requests: then it
 //! lets connections to its host pass, and each request on them is decided (`inspect`).
 
 use crate::addresses::Network;
@@ -175,7 +175,7 @@ impl Rule {
     }
 
     pub fn matches(&self, to: Destination<'_>, port: u16) -> bool {
-        self.port.map_or(true, |p| p == port) && self.target.matches(to)
+        self.port.is_none_or(|p| p == port) && self.target.matches(to)
     }
 
     /// Whether it is for a destination, on whichever port.
@@ -183,17 +183,17 @@ impl Rule {
         self.target.matches(to)
     }
 
-    /// Whether it is for some requests alone.
+    /// Whether it is only for some requests.
     fn is_partial(&self) -> bool {
         self.method.is_some() || self.path.is_some()
     }
 
     fn includes(&self, request: &Request) -> bool {
-        let method = self.method.as_ref().map_or(true, |m| m == request.method);
+        let method = self.method.as_ref().is_none_or(|m| m == request.method);
         let path = self
             .path
             .as_ref()
-            .map_or(true, |p| match p.strip_suffix('*') {
+            .is_none_or(|p| match p.strip_suffix('*') {
                 Some(start) => request.path.starts_with(start),
                 None => request.path == p,
             });
@@ -207,7 +207,7 @@ impl Target {
             (Target::Name(name), Destination::Name(asked)) => name == asked,
             (Target::Below(parent), Destination::Name(asked)) => asked
                 .strip_suffix(parent.as_str())
-                .map_or(false, |rest| rest.len() > 1 && rest.ends_with('.')),
+                .is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
             (Target::Network(network), Destination::Address(address)) => network.contains(address),
             _ => false,
         }

@@ -1,6 +1,6 @@
 //! Plain calls on sockets that do not block.
 
-use crate::sys::{self, check, Result};
+use crate::sys::{self, check, pass_at_once, Result};
 use std::net::SocketAddr;
 use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -21,12 +21,6 @@ pub fn reset(fd: &OwnedFd) {
         );
         libc::shutdown(fd.as_raw_fd(), libc::SHUT_RD);
     }
-}
-
-pub fn peek(fd: RawFd, buffer: &mut [u8]) -> Option<&[u8]> {
-    // SAFETY: the buffer has the given length.
-    let n = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_PEEK) };
-    check(n as libc::c_int).ok().map(|n| &buffer[..n as usize])
 }
 
 /// Whether the other side sends nothing more; what it sent may still wait to be read.
@@ -80,45 +74,6 @@ pub fn connected(fd: RawFd, to: SocketAddr) -> Result<bool> {
         Ok(()) | Err(libc::EISCONN) => Ok(true),
         Err(libc::EALREADY | libc::EINPROGRESS) => Ok(false),
         Err(errno) => Err(errno),
-    }
-}
-
-/// Send small pieces without waiting for the last one to be confirmed: whether pieces are gathered is
-/// the decision of the programs at both ends. Connections have what their listener has.
-pub fn pass_at_once(fd: RawFd) {
-    let yes: libc::c_int = 1;
-    // SAFETY: the option value is one int. What is not TCP has no such option.
-    unsafe {
-        libc::setsockopt(
-            fd,
-            libc::IPPROTO_TCP,
-            libc::TCP_NODELAY,
-            (&yes as *const libc::c_int).cast(),
-            std::mem::size_of::<libc::c_int>() as libc::socklen_t,
-        );
-    }
-}
-
-/// Notice a peer whose machine is gone.
-pub fn keep_alive(fd: RawFd) {
-    let options = [
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3),
-    ];
-    for (level, option, value) in options {
-        let value: libc::c_int = value;
-        // SAFETY: the option value is one int.
-        unsafe {
-            libc::setsockopt(
-                fd,
-                level,
-                option,
-                (&value as *const libc::c_int).cast(),
-                std::mem::size_of::<libc::c_int>() as libc::socklen_t,
-            );
-        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The network of a container that an engine beside us has started: its namespace is prepared like the
-//! one of a sandbox of our own. Nothing but our runner runs in the container yet.
+//! one of our sandboxes. Nothing but our runner runs in the container yet.
 //!
-//! The engine tells a pid. A process that ends may be followed by another one with the same pid, so the
-//! process is held first, and then looked at.
+//! The engine reports a pid. A process that ends may be followed by another one with the same pid,
+//! so the process is held first, and then looked at.
 
 use crate::failure::{check, failed, io_failed, open, write_file, Failure, Outcome};
 use crate::network;

@@ -98,7 +98,8 @@ fn take(path: &str, control: &str, mut network: Network) -> Outcome<()> {
         .map_err(failed(STEP, "receive the sockets"))?;
     add_name_servers(&network.config)?;
     network.control_fd = commands.as_raw_fd();
-    network::become_egress(&network, sockets, OwnedFd::from(channel))
+    // Without a report: the daemon reads the exit status of this container.
+    network::become_egress(&network, sockets, OwnedFd::from(channel), None)
 }
 
 /// Without name servers of the operator, use those of the machine that this container is on.
@@ -108,7 +109,7 @@ fn add_name_servers(path: &str) -> Outcome<()> {
         .map_err(|e| Failure::new("plan", format!("not JSON: {}", e), 0))?;
     if config["servers"]
         .as_array()
-        .map_or(true, |found| !found.is_empty())
+        .is_none_or(|found| !found.is_empty())
     {
         return Ok(());
     }

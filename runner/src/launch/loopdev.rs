@@ -53,7 +53,7 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Let go of the device, once it is mounted or could not be.
+    /// Release the device, once it is mounted or could not be.
     pub fn close(self) {
         sys::close(self.fd);
         if let Some(lock) = self.lock {
@@ -65,7 +65,7 @@ impl Attached {
 /// Return the device that this file has already, or a new one. The lock keeps other processes from
 /// deciding at the same time.
 pub fn attach_shared(image: &str) -> Outcome<Attached> {
-    // Opened for the lock alone: a lock lives as long as its open file, and the device keeps its own.
+    // Opened only for the lock: a lock lives as long as its open file, and the device keeps its own.
     let lock = open_rw(image)?;
     check(STEP, "wait for others that attach the image", unsafe {
         libc::flock(lock, libc::LOCK_EX)

@@ -14,9 +14,6 @@
 //! what a network needs. It decides nothing: every argument of bubblewrap
 //! and of a runtime comes from the plan.
 
-#![allow(unknown_lints)]
-#![allow(clippy::incompatible_msrv)]
-
 mod container;
 mod devices;
 mod failure;
@@ -185,7 +182,7 @@ fn main() {
             1,
         ),
     };
-    // If the reader has gone away, that is the caller's concern; the ledger already lists this sandbox.
+    // If the reader has gone, that is the caller's concern; the ledger already lists this sandbox.
     let _ = std::io::stdout().write_all(format!("{}\n", answer).as_bytes());
     std::process::exit(code);
 }

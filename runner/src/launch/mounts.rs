@@ -13,6 +13,9 @@ use std::ptr;
 
 const STEP: &str = "mount";
 pub const WORKSPACE_DIRECTORIES: &[&str] = &["workspace", "home"];
+/// Inodes of an in-memory mount; see `mount_memory`.
+const BYTES_PER_INODE: u64 = 16 * 1024;
+const MIN_INODES: u64 = 16 * 1024;
 pub const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
 
 pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
@@ -52,7 +55,7 @@ pub fn stage(
     for memory in &plan.memory {
         let target = format!("{}/{}", stage, memory.name);
         mkdir(&target, 0o755)?;
-        volume::mount_memory(&target, memory.bytes, memory.mode)?;
+        mount_memory(&target, memory.bytes, memory.mode)?;
     }
     let mut shared = Vec::new();
     for shown in &plan.private {
@@ -145,4 +148,20 @@ pub fn mount(
         )
     };
     check(STEP, &format!("mount {} on {}", what, target), r).map(|_| ())
+}
+
+/// Mount memory of this size. Empty files take none of it but memory of the kernel, so inodes are limited
+/// too: one for as many bytes as in an image, and enough for a small program's temporary files.
+pub fn mount_memory(target: &str, bytes: u64, mode: u32) -> Outcome<()> {
+    let inodes = (bytes / BYTES_PER_INODE).max(MIN_INODES);
+    let options = format!("size={},mode={:o},nr_inodes={}", bytes, mode, inodes);
+    let flags = QUIET | libc::MS_NOATIME;
+    mount(
+        "memory",
+        Some("memory"),
+        target,
+        Some("tmpfs"),
+        flags,
+        Some(&options),
+    )
 }

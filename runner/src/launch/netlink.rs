@@ -144,7 +144,7 @@ fn pad(length: usize) -> usize {
 }
 
 fn padded(length: usize) -> usize {
-    (length + ALIGN - 1) / ALIGN * ALIGN
+    length.div_ceil(ALIGN) * ALIGN
 }
 
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
@@ -305,7 +305,7 @@ pub fn redirect_tcp(family: libc::c_int, port: u16, hook: Hook) -> Result<()> {
     batch.send()
 }
 
-/// Track TCP connections alone, which the redirection needs. The kernel would keep an entry for every
+/// Track only TCP connections, which the redirection needs. The kernel would keep an entry for every
 /// address that a program sends a datagram to, in memory that no limit of the sandbox counts.
 pub fn track_only_tcp(family: libc::c_int) -> Result<()> {
     let chains: [(&[u8], Hook); 2] = [

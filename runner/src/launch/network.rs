@@ -6,7 +6,7 @@
 //! and know the sandbox's first process; both are passed to it, and then it becomes its program. If the
 //! launch fails, it sees that we are gone and ends.
 //!
-//! gVisor has a network stack of its own, which takes over a device: it gets one end of a pair, and the
+//! gVisor has its own network stack, which takes over a device: it gets one end of a pair, and the
 //! listener is in a second namespace with the other end.
 
 use crate::failure::{c_string, check, failed, io_failed, open, Failure, Outcome};
@@ -14,7 +14,7 @@ use crate::plan::Network;
 use crate::{container, mounts, netlink, spawn, sys, userns};
 use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
-use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 const STEP: &str = "network";
@@ -228,12 +228,19 @@ fn wait_and_become(network: &Network, channel: &OwnedFd) -> Outcome<()> {
     let gone = || Failure::new(STEP, "the launch failed", libc::ECANCELED);
     let sockets = sys::receive_descriptors(channel.as_raw_fd(), 3).map_err(|_| gone())?;
     let mut life = sys::receive_descriptors(channel.as_raw_fd(), 1).map_err(|_| gone())?;
-    become_egress(network, sockets, life.pop().ok_or_else(gone)?)
+    let life = life.pop().ok_or_else(gone)?;
+    become_egress(network, sockets, life, Some(channel.as_raw_fd()))
 }
 
 /// Returns only if this process could not become the program. `sockets` are those of `prepared_here`;
-/// `life` becomes readable when the sandbox ends.
-pub fn become_egress(network: &Network, mut sockets: Vec<OwnedFd>, life: OwnedFd) -> Outcome<()> {
+/// `life` becomes readable when the sandbox ends. If the program cannot be run, its error number is written
+/// to `report`.
+pub fn become_egress(
+    network: &Network,
+    mut sockets: Vec<OwnedFd>,
+    life: OwnedFd,
+    report: Option<RawFd>,
+) -> Outcome<()> {
     if sockets.len() < 2 {
         return Err(Failure::new(STEP, "sockets are missing", libc::EINVAL));
     }
@@ -251,14 +258,19 @@ pub fn become_egress(network: &Network, mut sockets: Vec<OwnedFd>, life: OwnedFd
         (open(STEP, &network.records[1], append, 0o600)?, 9),
         (open(STEP, &network.config, libc::O_RDONLY, 0)?, 10),
     ];
-    let program = c_string(STEP, &network.program)?;
+    // Its user may not be allowed to search the folders above it, such as /root.
+    let program = open(STEP, &network.program, libc::O_PATH, 0)?;
     let argv = vec![c_string(STEP, "sandkasten-egress")?];
     let _ = sys::lower_limit(libc::RLIMIT_NOFILE, OPEN_FILES);
     let _ = sys::lower_limit(libc::RLIMIT_CORE, 0);
     if let Some(id) = network.id {
         become_user(id)?;
     }
-    spawn::become_program(&program, &argv, &moves, -1, null)
+    let program = spawn::Program::Opened {
+        file: program,
+        report,
+    };
+    spawn::become_program(program, &argv, &moves, -1, null)
 }
 
 /// Give up every privilege for good.

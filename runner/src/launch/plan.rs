@@ -70,7 +70,7 @@ pub struct HostMount {
     pub private: bool,
 }
 
-/// A directory of the host, shown through an overlay of its own: no other process shares its inodes.
+/// A directory of the host, shown through its own overlay: no other process shares its inodes.
 #[derive(Debug)]
 pub struct Private {
     pub source: String,
@@ -125,9 +125,9 @@ pub struct Network {
     pub control_fd: i32,
     pub config: String,
     pub records: [String; 2],
-    /// Where its pid and start time are written; absent in a container of its own, which is ended instead.
+    /// Where its pid and start time are written; absent in its own container, which is ended instead.
     pub pid_file: Option<String>,
-    /// Whether the sandbox takes over a device: it has a network stack of its own.
+    /// Whether the sandbox takes over a device: it has its own network stack.
     pub device: bool,
 }
 
@@ -148,9 +148,9 @@ pub struct Plan {
     /// The owner of the files in the workspace, as the sandbox sees it.
     pub workspace_owner: u32,
     pub private: Vec<Private>,
-    /// Whether the sandbox gets device nodes of its own; only root can make them.
+    /// Whether the sandbox gets its own device nodes; only root can make them.
     pub own_devices: bool,
-    /// Start the program in a network namespace of its own, which has only a loopback device.
+    /// Start the program in its own network namespace, which has only a loopback device.
     pub own_network: bool,
     /// Made after `private`, which a source may lie in.
     pub binds: Vec<Bind>,

@@ -1,9 +1,10 @@
 //! The network of a Pod whose sandbox gets one by rule: what each user id in it may send.
 //!
-//! All containers of a Pod share one network namespace, so the kernel tells them apart by user id. TCP
-//! connections and lookups of the sandbox's user lead to the egress process on loopback, and nothing else
-//! of it leaves the Pod, whatever device, mark or address its sockets are bound to. The egress process has
-//! an id of its own and reaches the outside. From outside, only the gate can be reached.
+//! All containers of a Pod share one network namespace, so the kernel distinguishes them by user
+//! id. TCP connections and lookups of the sandbox's user lead to the egress process on loopback,
+//! and nothing else of it leaves the Pod, whatever device, mark or address its sockets are bound
+//! to. The egress process has its own id and reaches the outside. From outside, only the gate can
+//! be reached.
 //!
 //! The rules are matched before a packet leaves, not when its route is chosen: a socket that is bound to a
 //! device ignores routes by user id.

@@ -57,7 +57,7 @@ pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<(
     lay(stage, "root", &lowers, None, ids.is_none())
 }
 
-/// Show a directory of the host read-only at `<stage>/<name>`, through an overlay of its own. Its inodes
+/// Show a directory of the host read-only at `<stage>/<name>`, through its own overlay. Its inodes
 /// are then those of this sandbox: what the host or another sandbox does with the same files raises no
 /// event here, and locks are not shared. Return false if the kernel refuses, and the directory itself is
 /// shown instead.

@@ -1,7 +1,7 @@
 //! Run an OCI runtime on the stage instead of bubblewrap.
 //!
 //! The runtime makes the sandbox from a bundle that refers to paths of the stage, and exits; the
-//! process that it started then has no parent of ours. It writes the pid of the first process to a
+//! process that it started then is not our child. It writes the pid of the first process to a
 //! file, and the runner reports on a pipe that it serves. Its view of the host's mounts is our private
 //! one, so its mounts are seen nowhere else and all of them go with the sandbox.
 
@@ -42,7 +42,7 @@ pub fn run(plan: &Plan, runtime: &Runtime) -> Outcome<Born> {
     }
     let pid = spawn::born_in(plan.cgroup_v2.as_deref())?;
     if pid == 0 {
-        spawn::become_program(&program, &argv, &moves, log, log);
+        spawn::become_program(spawn::Program::Path(&program), &argv, &moves, log, log);
     }
     sys::close(ready_w);
     sys::close(log);

@@ -1,6 +1,6 @@
-//! Start bubblewrap, wait for the runner to be ready, then let go of both.
+//! Start bubblewrap, wait for the runner to be ready, then release both.
 //!
-//! The first process of the sandbox ends up without a parent of ours: the monitor of bubblewrap is
+//! In the end, the first process of the sandbox is not our child: the monitor of bubblewrap is
 //! killed once the runner serves (it has nothing more to do and costs memory), and we exit.
 
 use crate::failure::{c_string, check, failed, open, pipe, Failure, Outcome};
@@ -61,10 +61,10 @@ pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Out
     let argv = argv(bwrap)?;
     let pid = born_in(plan.cgroup_v2.as_deref())?;
     if pid == 0 {
-        // bubblewrap reads the whole list of mounts for each of its own, and most of ours lie here.
+        // bubblewrap reads the whole list of mounts for each of its mounts, and most of ours are here.
         // Where we may not unmount them, they stay.
-        unsafe { libc::umount2(b"/sys\0".as_ptr().cast(), libc::MNT_DETACH) };
-        become_program(&program, &argv, &moves, -1, err_w);
+        unsafe { libc::umount2(c"/sys".as_ptr(), libc::MNT_DETACH) };
+        become_program(Program::Path(&program), &argv, &moves, -1, err_w);
     }
     for fd in [ready_w, info_w, err_w] {
         sys::close(fd);
@@ -126,9 +126,20 @@ fn argv(bwrap: &Bubblewrap) -> Outcome<Vec<CString>> {
     Ok(argv)
 }
 
+/// The program that a child becomes.
+pub enum Program<'a> {
+    Path(&'a CString),
+    /// A file that was opened before, so that the user of the child need not reach its path. If it cannot be
+    /// run, the error number is written to `report`.
+    Opened {
+        file: RawFd,
+        report: Option<RawFd>,
+    },
+}
+
 /// In the child: only async-signal-safe calls until exec. A negative `out` is /dev/null.
 pub fn become_program(
-    program: &CString,
+    program: Program,
     argv: &[CString],
     moves: &[(RawFd, RawFd)],
     out: RawFd,
@@ -136,24 +147,52 @@ pub fn become_program(
 ) -> ! {
     let mut pointers: Vec<*const libc::c_char> = argv.iter().map(|a| a.as_ptr()).collect();
     pointers.push(ptr::null());
-    // It needs no environment of ours, and the sandbox must not see one.
+    // It needs none of our environment, and the sandbox must not see one.
     let environment: [*const libc::c_char; 1] = [ptr::null()];
+    // SAFETY: plain system calls on integers, and on strings and arrays that end with a null.
     unsafe {
         libc::setsid();
-        let null = libc::open(b"/dev/null\0".as_ptr().cast(), libc::O_RDWR);
+        let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         libc::dup2(null, 0);
         libc::dup2(if out < 0 { null } else { out }, 1);
         libc::dup2(err, 2);
+        let above = |fd| libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, SAFE);
         let mut high = [(0, 0); 16];
         for (i, &(from, to)) in moves.iter().enumerate().take(high.len()) {
-            high[i] = (libc::fcntl(from, libc::F_DUPFD_CLOEXEC, SAFE), to);
+            high[i] = (above(from), to);
         }
+        let opened = match program {
+            Program::Path(_) => (-1, -1),
+            Program::Opened { file, report } => (above(file), report.map_or(-1, above)),
+        };
         for &(from, to) in high.iter().take(moves.len()) {
             libc::dup2(from, to);
         }
-        let last = moves.iter().map(|m| m.1).max().unwrap_or(2);
-        libc::syscall(libc::SYS_close_range, last + 1, libc::c_uint::MAX, 0);
-        libc::execve(program.as_ptr(), pointers.as_ptr(), environment.as_ptr());
+        let next = moves.iter().map(|m| m.1).max().unwrap_or(2) + 1;
+        match program {
+            Program::Path(path) => {
+                libc::syscall(libc::SYS_close_range, next, libc::c_uint::MAX, 0);
+                libc::execve(path.as_ptr(), pointers.as_ptr(), environment.as_ptr());
+            }
+            Program::Opened { .. } => {
+                let (file, report) = (next, next + 1);
+                libc::dup3(opened.0, file, libc::O_CLOEXEC);
+                if libc::dup3(opened.1, report, libc::O_CLOEXEC) < 0 {
+                    libc::close(report);
+                }
+                libc::syscall(libc::SYS_close_range, next + 2, libc::c_uint::MAX, 0);
+                libc::syscall(
+                    libc::SYS_execveat,
+                    file,
+                    c"".as_ptr(),
+                    pointers.as_ptr(),
+                    environment.as_ptr(),
+                    libc::AT_EMPTY_PATH,
+                );
+                let errno = (*libc::__errno_location()).to_ne_bytes();
+                libc::write(report, errno.as_ptr().cast(), errno.len());
+            }
+        }
         libc::_exit(NOT_EXECUTED);
     }
 }
@@ -252,7 +291,7 @@ fn verify_host_ids(pid: i32, expect: u32) -> Outcome<()> {
         status
             .lines()
             .find(|l| l.starts_with(field))
-            .map_or(false, |l| {
+            .is_some_and(|l| {
                 let ids: Vec<&str> = l.split_whitespace().skip(1).collect();
                 let seen = if skip_last {
                     &ids[..ids.len().saturating_sub(1)]

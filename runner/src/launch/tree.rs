@@ -88,7 +88,7 @@ pub fn of_device(
     check(STEP, &what, r as i32)
 }
 
-/// Return a mount of `source` alone, without the mounts below it, that is attached nowhere yet.
+/// Return a mount of only `source`, without the mounts below it, that is attached nowhere yet.
 pub fn copy(source: &str) -> Outcome<RawFd> {
     let csource = c_string(STEP, source)?;
     let fd = unsafe {
@@ -108,7 +108,7 @@ pub fn copy_of(file: impl AsRawFd, what: &str) -> Outcome<RawFd> {
         libc::syscall(
             SYS_OPEN_TREE,
             file.as_raw_fd(),
-            b"\0".as_ptr(),
+            c"".as_ptr(),
             OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as libc::c_uint,
         )
     };
@@ -129,7 +129,7 @@ pub fn restrict(mount: RawFd, set: u64, userns: Option<RawFd>) -> Outcome<()> {
         libc::syscall(
             SYS_MOUNT_SETATTR,
             mount,
-            b"\0".as_ptr(),
+            c"".as_ptr(),
             libc::AT_EMPTY_PATH,
             &attributes,
             std::mem::size_of::<Attributes>(),
@@ -150,7 +150,7 @@ pub fn put(mount: RawFd, target: &str) -> Outcome<()> {
         libc::syscall(
             SYS_MOVE_MOUNT,
             mount,
-            b"\0".as_ptr(),
+            c"".as_ptr(),
             libc::AT_FDCWD,
             ctarget.as_ptr(),
             MOVE_MOUNT_F_EMPTY_PATH,

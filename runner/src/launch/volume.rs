@@ -1,19 +1,17 @@
-//! Where a sandbox may write: an image of its own, a workspace that outlives it, or memory.
+//! Where a sandbox may write: its own image, a workspace that outlives it, or memory.
 //!
-//! A volume of the sandbox alone holds host ids and is useless afterwards. A volume that outlives it
+//! A volume that only the sandbox uses holds host ids and is useless afterwards. A volume that outlives it
 //! holds the ids seen inside, shifted by the mount, so that the next sandbox with another range can use
 //! it.
 
 use crate::failure::{c_string, check, io_failed, Failure, Outcome};
-use crate::mounts::{mkdir, mount, QUIET};
+use crate::mounts::{mkdir, mount, mount_memory, QUIET};
 use crate::plan::{IdMap, Volume};
 use crate::{loopdev, sys, tree};
 use std::os::unix::io::RawFd;
 use std::thread::JoinHandle;
 
 const STEP: &str = "mount";
-const BYTES_PER_FILE: u64 = 16 * 1024;
-const MIN_FILES: u64 = 16 * 1024;
 /// Within seconds of the first mount the kernel would clear the unused inode tables, and a loop device
 /// does that by giving their blocks back to the host, reserved or not. If its disk is full by then, a
 /// table that is written later is lost.
@@ -181,22 +179,6 @@ fn discard(reserved: bool) -> &'static str {
     } else {
         "discard"
     }
-}
-
-/// Mount memory of this size. Empty files take none of it but memory of the kernel, so they are counted
-/// too: one for as many bytes as in an image, and enough for a small program's temporary files.
-pub fn mount_memory(target: &str, bytes: u64, mode: u32) -> Outcome<()> {
-    let files = (bytes / BYTES_PER_FILE).max(MIN_FILES);
-    let options = format!("size={},mode={:o},nr_inodes={}", bytes, mode, files);
-    let flags = QUIET | libc::MS_NOATIME;
-    mount(
-        "memory",
-        Some("memory"),
-        target,
-        Some("tmpfs"),
-        flags,
-        Some(&options),
-    )
 }
 
 /// Cover the mount with itself, with its ids shifted.

@@ -1,7 +1,9 @@
-//! Signs of activity inside the sandbox, for the lease: running processes, connections, processor time.
+//! What counts as activity for the idle time of the lease (`lease`), and where it is seen.
 //!
-//! All of it is read from /proc. A process counts as long as it lives, even asleep, unless it is one of
-//! ours or a persistent shell that waits for its next command.
+//! A sandbox is active while a request is open, a command runs or is queued, a process of the user lives,
+//! or a TCP connection is established, and when it has used processor time (`Activity::is_shown_by`). A
+//! process counts as long as it lives, even asleep, unless it is one of ours or a persistent shell that
+//! waits for its next command. Processes, connections and processor time are read from /proc.
 
 use crate::processes::{self, Process};
 use crate::sys;
@@ -10,6 +12,10 @@ use std::collections::{HashMap, HashSet};
 /// The beginning of a longer table of connections is enough.
 const MAX_TABLE: usize = 1 << 20;
 const ESTABLISHED: &str = "01";
+/// Processor time is activity when it is more than a hundredth of the time since the last check, and
+/// more than two ticks of the kernel's count: a single clock interrupt can cost one tick.
+const CPU_SHARE: u64 = 100;
+const CPU_TICKS: u64 = 2;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Cpu {
@@ -36,6 +42,31 @@ impl Signs {
             requested: true,
             ..Signs::default()
         }
+    }
+}
+
+/// The rule, and the processor time at the last check, with the time of that check.
+#[derive(Default)]
+pub struct Activity {
+    cpu: Option<(u64, u64)>,
+}
+
+impl Activity {
+    /// Report whether the signs of a check at `now` (work clock, in ns) are activity.
+    pub fn is_shown_by(&mut self, signs: &Signs, now: u64) -> bool {
+        let grew = match (signs.cpu, self.cpu) {
+            (Some(cpu), Some((before, at))) => {
+                // It can also fall: a process whose parent ignores its death takes its count along.
+                let ticks = cpu.ticks.abs_diff(before);
+                let ns = ticks.saturating_mul(cpu.tick_ns);
+                ticks > CPU_TICKS && ns.saturating_mul(CPU_SHARE) > now.saturating_sub(at)
+            }
+            _ => false,
+        };
+        if let Some(cpu) = signs.cpu {
+            self.cpu = Some((cpu.ticks, now));
+        }
+        grew || signs.requested || signs.children > 0 || signs.connections > 0
     }
 }
 
@@ -101,7 +132,7 @@ fn established(table: &[u8], gate: Option<u16>) -> usize {
         let ends = [words.next().unwrap_or(""), words.next().unwrap_or("")];
         let ours = gate
             .as_deref()
-            .map_or(false, |gate| ends.iter().any(|end| end.ends_with(gate)));
+            .is_some_and(|gate| ends.iter().any(|end| end.ends_with(gate)));
         !ours && words.next() == Some(ESTABLISHED)
     };
     text.lines().skip(1).filter(counts).count()
@@ -123,6 +154,48 @@ mod tests {
             start: 0,
             rss_pages: 0,
             name: Vec::new(),
+        }
+    }
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn used(ticks: u64) -> Signs {
+        let tick_ns = 10_000_000;
+        Signs {
+            cpu: Some(Cpu { ticks, tick_ns }),
+            ..Signs::default()
+        }
+    }
+
+    #[test]
+    fn processor_time_counts_as_a_share_of_the_elapsed_time() {
+        let mut activity = Activity::default();
+        let mut after =
+            |seconds: u64, ticks: u64| activity.is_shown_by(&used(ticks), seconds * SECOND);
+        assert!(
+            !after(1, 500),
+            "the first check has nothing to compare with"
+        );
+        assert!(!after(2, 502), "two ticks are noise");
+        assert!(after(3, 510));
+        assert!(!after(20, 515), "five ticks in 17 s do not count");
+        assert!(after(21, 400), "the count fell");
+    }
+
+    #[test]
+    fn requests_processes_and_connections_are_activity() {
+        let mut activity = Activity::default();
+        let children = Signs {
+            children: 1,
+            ..Signs::default()
+        };
+        let connections = Signs {
+            connections: 1,
+            ..Signs::default()
+        };
+        assert!(!activity.is_shown_by(&Signs::default(), 1));
+        for signs in [Signs::requested(), children, connections] {
+            assert!(activity.is_shown_by(&signs, 1), "{:?}", signs);
         }
     }
 

@@ -199,8 +199,9 @@ impl Identity {
         done
     }
 
-    /// Check that the ids changed: the calls tell nothing, and an id may have no mapping. The kernel takes
-    /// the capabilities over files with a uid for files, and not with an effective one.
+    /// Check that the ids changed: the calls report nothing, and an id may have no mapping. The
+    /// kernel takes the capabilities over files with a uid for files, and not with an effective
+    /// one.
     fn check_other(&self, uid: u32, sets: Capabilities) -> Result<(), Errno> {
         if self.file_uid() != uid {
             return Err(libc::EPERM);
@@ -220,7 +221,7 @@ impl Identity {
         unsafe { libc::setfsuid(KEEP) as u32 }
     }
 
-    /// Run `work` as the owner of our own process's files in /proc, which a dumpable process has.
+    /// Run `work` as the owner of our process's files in /proc, which a dumpable process has.
     pub fn as_owner<T>(&self, work: impl FnOnce() -> T) -> T {
         if self.effective_ids {
             return work();
@@ -286,10 +287,10 @@ fn drop_groups() -> Result<(), Errno> {
     match sys::check(unsafe { libc::setgroups(0, std::ptr::null()) }) {
         Ok(_) => Ok(()),
         Err(errno) => {
-            // SAFETY: asks for the number of groups alone.
+            // SAFETY: asks only for the number of groups.
             let none = unsafe { libc::getgroups(0, std::ptr::null_mut()) } == 0;
             let denied = sys::read_file(b"/proc/self/setgroups", 16)
-                .map_or(false, |text| text.starts_with(b"deny"));
+                .is_ok_and(|text| text.starts_with(b"deny"));
             if none || denied {
                 Ok(())
             } else {

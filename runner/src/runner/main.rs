@@ -3,11 +3,6 @@
 //! This file reads the command line and prepares the process (descriptors, signals, limits, identity);
 //! `server` is the event loop. A wrong command line ends it with status 2 and a line on stderr.
 
-// Newer versions of libc define c_int through a path that is younger than our oldest compiler.
-// The oldest clippy we lint with does not know that lint.
-#![allow(unknown_lints)]
-#![allow(clippy::incompatible_msrv)]
-
 mod activity;
 mod context;
 mod exec;
@@ -409,7 +404,7 @@ fn forbid_dumps() {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: attributes of this process alone.
+    // SAFETY: only attributes of this process.
     unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         libc::setrlimit(libc::RLIMIT_CORE, &none);
@@ -418,13 +413,13 @@ fn forbid_dumps() {
 
 fn prepare_process() -> Result<(), StartError> {
     forbid_dumps();
-    // SAFETY: attributes of this process alone; mallopt takes integers.
+    // SAFETY: only attributes of this process; mallopt takes integers.
     unsafe {
         // Also where we are not the first process: orphans of our commands are reparented to us.
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         // Large buffers go back to the kernel at once, so that an idle runner stays small.
         libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
-        sys::check(libc::chdir(b"/\0".as_ptr().cast())).map_err(failed_to("cannot enter /"))?;
+        sys::check(libc::chdir(c"/".as_ptr())).map_err(failed_to("cannot enter /"))?;
     }
     Ok(())
 }
@@ -457,7 +452,7 @@ fn block_signals() -> Result<OwnedFd, sys::Errno> {
     }
 }
 
-/// Make the directory for the files of shells: searchable by the user, writable by us alone.
+/// Make the directory for the files of shells: searchable by the user, writable only by us.
 fn make_state_dir(given: Option<Vec<u8>>, identity: &Identity) -> Result<Vec<u8>, StartError> {
     let path = match given {
         Some(path) => path,

@@ -143,7 +143,7 @@ impl Poll {
         }
         let ms = match timeout_ns {
             None => -1,
-            Some(ns) => ((ns + 999_999) / 1_000_000).min(60_000) as libc::c_int,
+            Some(ns) => ns.div_ceil(1_000_000).min(60_000) as libc::c_int,
         };
         // SAFETY: `events` is a valid array of the given length.
         let rc =

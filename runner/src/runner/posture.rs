@@ -56,7 +56,7 @@ fn namespaces() -> io::Result<Map<String, Value>> {
     Ok(found)
 }
 
-/// Return the descriptors that are still open after the listing, which has one of its own.
+/// Return the descriptors that are still open after the listing, which uses one itself.
 fn descriptors() -> io::Result<Vec<i32>> {
     let mut listed = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd")? {

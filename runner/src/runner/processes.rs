@@ -221,7 +221,7 @@ fn describe(pid: i32) -> Option<(Value, Vec<Value>, usize)> {
     let raw = sys::read_file(path.as_bytes(), protocol::MAX_CMDLINE).unwrap_or_default();
     let mut json_size = raw.len() * 6;
     let mut words: Vec<&[u8]> = raw.split(|&c| c == 0).collect();
-    if words.last().map_or(false, |word| word.is_empty()) {
+    if words.last().is_some_and(|word| word.is_empty()) {
         words.pop();
     }
     json_size += words.len() * 16;

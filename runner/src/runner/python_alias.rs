@@ -1,5 +1,5 @@
 //! `python` for images that have only `python3`: a link in the state directory, which is then the last
-//! entry of PATH. The image is not changed, and a `python` of its own is never shadowed.
+//! entry of PATH. The image is not changed, and its own `python` is never shadowed.
 
 use crate::identity::Identity;
 use crate::supervisor::program::{env_get, env_set, Env, DEFAULT_PATH};

@@ -1,7 +1,7 @@
 //! A system-call filter that keeps set-user-id and set-group-id bits off every file.
 //!
 //! For sandboxes that write to a directory of the host: `nosuid` makes the bits useless inside, but the
-//! host sees the file through a mount of its own, where they would count. The runner takes the filter
+//! host sees the file through its own mount, where they would count. The runner takes the filter
 //! too, so everything it starts has it. The flags of `openat2` are in memory, which a filter cannot read,
 //! so that call answers as on a kernel without it; callers use `openat` then.
 
@@ -29,7 +29,8 @@ const RETURN: u16 = 0x06;
 const ALLOW: u32 = 0x7FFF_0000;
 const ERRNO: u32 = 0x0005_0000;
 
-/// A call that can set a mode: the index of the mode, and of the flags that say whether it is used.
+/// A call that can set a mode: the index of the mode, and of the flags that decide whether it is
+/// used.
 struct Setter {
     call: c_long,
     mode: u32,

@@ -63,7 +63,7 @@ pub fn attribute_names(fd: impl AsRawFd) -> Result<Vec<Vec<u8>>> {
 /// Return the value of an extended attribute; `ERANGE` if it is longer than `most`.
 pub fn attribute(fd: impl AsRawFd, name: &[u8], most: usize) -> Result<Vec<u8>> {
     let name = c_string(name)?;
-    // Not empty: the kernel would only tell the length.
+    // Not empty: the kernel would only return the length.
     let mut buffer = vec![0u8; most.max(1)];
     // SAFETY: `name` is NUL-terminated and `buffer` is as large as we say.
     let count = retry(|| unsafe {
@@ -340,12 +340,12 @@ pub struct Times([libc::timespec; 2]);
 impl Times {
     /// Set the time of last access to now, as a program that wrote the file would.
     pub fn accessed_now(modified: libc::timespec) -> Times {
-        Times([timespec(0, libc::UTIME_NOW as i64), modified])
+        Times([timespec(0, libc::UTIME_NOW), modified])
     }
 
     /// Leave the time of last access as it is.
     pub fn modified(modified: libc::timespec) -> Times {
-        Times([timespec(0, libc::UTIME_OMIT as i64), modified])
+        Times([timespec(0, libc::UTIME_OMIT), modified])
     }
 }
 
@@ -391,7 +391,7 @@ pub fn change_directory(fd: impl AsRawFd) -> Result<()> {
 /// Make the current directory the root directory.
 pub fn chroot_here() -> Result<()> {
     // SAFETY: the path is NUL-terminated.
-    check(unsafe { libc::chroot(b".\0".as_ptr().cast()) }).map(drop)
+    check(unsafe { libc::chroot(c".".as_ptr()) }).map(drop)
 }
 
 /// Fill `buffer` with directory records; 0 at the end of the directory.

@@ -52,9 +52,7 @@ pub fn stat_link(path: &[u8]) -> Result<Stat> {
 
 /// Report whether there is a regular file with an execute bit at `path`.
 pub fn is_executable(path: &[u8]) -> bool {
-    stat(path).map_or(false, |stat| {
-        super::is_file(&stat) && stat.st_mode & 0o111 != 0
-    })
+    stat(path).is_ok_and(|stat| super::is_file(&stat) && stat.st_mode & 0o111 != 0)
 }
 
 pub fn read_link(path: &[u8]) -> Result<Vec<u8>> {
@@ -105,13 +103,13 @@ pub fn own_dir(path: &[u8], uid: u32, gid: u32) -> Result<()> {
     if (stat.st_uid, stat.st_gid) == (uid, gid) {
         return Ok(());
     }
-    let empty = b"\0".as_ptr().cast();
+    let empty = c"".as_ptr();
     // SAFETY: the empty path is NUL-terminated.
     check(unsafe { libc::fchownat(fd.as_raw_fd(), empty, uid, gid, libc::AT_EMPTY_PATH) }).map(drop)
 }
 
 /// Check that only root can replace the object at the absolute `path`: neither it nor a parent is a
-/// symlink, and each parent is writable by root alone or not at all. The error names the first path that
+/// symlink, and each parent is writable only by root or not at all. The error names the first path that
 /// fails.
 pub fn check_only_root_can_replace(path: &[u8]) -> std::result::Result<(), (Vec<u8>, Errno)> {
     let mut ends: Vec<usize> = (1..path.len()).filter(|&at| path[at] == b'/').collect();

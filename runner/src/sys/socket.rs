@@ -214,7 +214,7 @@ pub fn send_descriptors(channel: RawFd, fds: &[RawFd]) -> Result<()> {
         iov_len: 1,
     };
     let mut space = [0u64; 8];
-    let bytes = (fds.len() * std::mem::size_of::<RawFd>()) as libc::c_uint;
+    let bytes = std::mem::size_of_val(fds) as libc::c_uint;
     if fds.len() > MOST_DESCRIPTORS {
         return Err(libc::EINVAL);
     }
@@ -270,4 +270,50 @@ pub fn receive_descriptors(channel: RawFd, most: usize) -> Result<Vec<OwnedFd>> 
         }
     }
     Ok(found)
+}
+
+/// Return what can be read now, and leave it there.
+pub fn peek(fd: RawFd, buffer: &mut [u8]) -> Option<&[u8]> {
+    // SAFETY: the buffer has the given length.
+    let n = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_PEEK) };
+    check(n as libc::c_int).ok().map(|n| &buffer[..n as usize])
+}
+
+/// Send small pieces without waiting for the last one to be confirmed: whether pieces are gathered is
+/// the decision of the programs at both ends. Connections have what their listener has.
+pub fn pass_at_once(fd: RawFd) {
+    let yes: libc::c_int = 1;
+    // SAFETY: the option value is one int. What is not TCP has no such option.
+    unsafe {
+        libc::setsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_NODELAY,
+            (&yes as *const libc::c_int).cast(),
+            std::mem::size_of::<libc::c_int>() as libc::socklen_t,
+        );
+    }
+}
+
+/// Notice a peer whose machine is gone.
+pub fn keep_alive(fd: RawFd) {
+    let options = [
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 30),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3),
+    ];
+    for (level, option, value) in options {
+        let value: libc::c_int = value;
+        // SAFETY: the option value is one int.
+        unsafe {
+            libc::setsockopt(
+                fd,
+                level,
+                option,
+                (&value as *const libc::c_int).cast(),
+                std::mem::size_of::<libc::c_int>() as libc::socklen_t,
+            );
+        }
+    }
 }

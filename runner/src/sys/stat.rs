@@ -28,8 +28,7 @@ pub fn kind(stat: &Stat) -> libc::mode_t {
 
 /// Return the number of the driver behind a device.
 pub fn major(device: libc::dev_t) -> u32 {
-    // SAFETY: arithmetic on an integer.
-    unsafe { libc::major(device) as u32 }
+    libc::major(device)
 }
 
 pub fn is_dir(stat: &Stat) -> bool {
@@ -89,7 +88,8 @@ pub fn stat_file_system(fd: impl AsRawFd) -> Result<libc::statvfs> {
     Ok(unsafe { stat.assume_init() })
 }
 
-/// Return how many bytes an ordinary user may still write; `None` where the file system does not say.
+/// Return how many bytes an ordinary user may still write; `None` where the file system does not
+/// report it.
 pub fn free_bytes(fd: impl AsRawFd) -> Option<u64> {
     let stat = stat_file_system(fd).ok()?;
     if stat.f_blocks == 0 {

@@ -1,7 +1,11 @@
-//! The tar header: one block of 512 bytes in the ustar, GNU or old format, as values.
-//!
-//! Pure functions of bytes for both readers, `fs.tar_in` of the runner and `sandkasten-unpack`. Which
-//! members they accept is their own decision.
+//! Tar archives: `reader` is for `fs.tar_in` of the runner and for `sandkasten-unpack`. Here is the header:
+//! one block of 512 bytes in the ustar, GNU or old format, as values. Pure.
+
+mod pax;
+pub mod reader;
+mod sparse;
+
+pub use pax::Time;
 
 pub const BLOCK: usize = 512;
 
@@ -80,8 +84,19 @@ impl<'a> Header<'a> {
     }
 }
 
+/// Return a name for a message: readable, on one line, and short.
+pub fn show(name: &[u8]) -> String {
+    const MOST: usize = 200;
+    let cut = &name[..name.len().min(MOST)];
+    let mut shown = String::from_utf8_lossy(cut).escape_debug().to_string();
+    if name.len() > MOST {
+        shown.push('…');
+    }
+    shown
+}
+
 /// Return the part of a field before its first NUL.
-pub fn until_nul(field: &[u8]) -> &[u8] {
+fn until_nul(field: &[u8]) -> &[u8] {
     let end = field.iter().position(|&c| c == 0).unwrap_or(field.len());
     &field[..end]
 }
@@ -106,7 +121,7 @@ fn checksum_matches(block: &[u8; BLOCK]) -> bool {
 }
 
 /// Parse a field that must not be negative.
-pub fn count(field: &[u8], what: &'static str) -> Result<u64, Invalid> {
+fn count(field: &[u8], what: &'static str) -> Result<u64, Invalid> {
     u64::try_from(number(field, what)?).map_err(|_| Invalid::Negative(what))
 }
 

@@ -14,7 +14,7 @@ const OWNING: u64 = CHOWN | DAC_OVERRIDE | FOWNER;
 /// Make `target` the current directory and, for root, the root directory.
 pub fn confine(target: &OwnedFd, root: bool) -> Outcome<()> {
     let failed = |what: &'static str| move |errno: Errno| Failure::kernel(what, errno);
-    // SAFETY: changes a number of this process alone. Modes come from the archive.
+    // SAFETY: changes only a number of this process. Modes come from the archive.
     unsafe { libc::umask(0) };
     // A path needs one descriptor for each level.
     sys::raise_descriptor_limit();

@@ -1,6 +1,9 @@
 //! Why unpacking stopped: a closed set of kinds that the caller turns into its own errors.
 
 use crate::sys::Errno;
+pub use crate::tar::show;
+
+use crate::tar::reader::{Reason, Refusal};
 use crate::tar::Invalid;
 use std::io;
 
@@ -51,7 +54,7 @@ impl Failure {
         }
     }
 
-    /// Return a failure of the kernel. `what` says what was attempted.
+    /// Return a failure of the kernel. `what`: what was attempted.
     pub fn kernel(what: impl AsRef<str>, errno: Errno) -> Failure {
         let kind = match errno {
             libc::ENOSPC | libc::EDQUOT => Kind::Space,
@@ -72,6 +75,16 @@ impl From<Invalid> for Failure {
     }
 }
 
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        match refusal.reason {
+            Reason::NotTar => malformed(format!("this is not a tar archive: {}", refusal.message)),
+            Reason::Malformed | Reason::Unsupported => malformed(refusal.message),
+            Reason::Limit => limit(refusal.message),
+        }
+    }
+}
+
 /// Return the kernel's description of an error number.
 pub fn describe(errno: Errno) -> String {
     io::Error::from_raw_os_error(errno).to_string()
@@ -87,15 +100,4 @@ pub fn hostile(message: impl Into<String>) -> Failure {
 
 pub fn limit(message: impl Into<String>) -> Failure {
     Failure::new(Kind::Limit, message)
-}
-
-/// Return a name for a message: readable, on one line, and short.
-pub fn show(name: &[u8]) -> String {
-    const MOST: usize = 200;
-    let cut = &name[..name.len().min(MOST)];
-    let mut shown = String::from_utf8_lossy(cut).escape_debug().to_string();
-    if name.len() > MOST {
-        shown.push('…');
-    }
-    shown
 }

@@ -1,8 +1,8 @@
 //! Archives with bytes changed, removed and cut off: the parser ends, in bounded memory, and never
 //! panics. Members that it still returns are consistent.
 
-use super::archive::{Archive, Kind};
-use super::input::Input;
+use super::archive::Archive;
+use crate::tar::reader::Kind;
 use crate::tar::BLOCK;
 use std::io::Read;
 
@@ -48,7 +48,7 @@ fn header(name: &[u8], flag: u8, size: usize) -> [u8; BLOCK] {
 fn member(into: &mut Vec<u8>, name: &[u8], flag: u8, data: &[u8]) {
     into.extend_from_slice(&header(name, flag, data.len()));
     into.extend_from_slice(data);
-    into.resize((into.len() + BLOCK - 1) / BLOCK * BLOCK, 0);
+    into.resize(into.len().div_ceil(BLOCK) * BLOCK, 0);
 }
 
 fn records(pairs: &[(&str, &str)]) -> Vec<u8> {
@@ -104,12 +104,25 @@ fn complete_archive() -> Vec<u8> {
 
 fn member_body(into: &mut Vec<u8>, data: &[u8]) {
     into.extend_from_slice(data);
-    into.resize((into.len() + BLOCK - 1) / BLOCK * BLOCK, 0);
+    into.resize(into.len().div_ceil(BLOCK) * BLOCK, 0);
+}
+
+/// An input that arrives in pieces.
+struct Pieces<'a>(std::slice::Chunks<'a, u8>);
+
+impl Read for Pieces<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.0.next().unwrap_or(&[]).read(buffer)
+    }
 }
 
 /// Count the members before the end or the first error.
 fn read_through(bytes: &[u8]) -> (usize, bool) {
-    let mut archive = Archive::new(Input::new(bytes, 1 << 20));
+    read_in_pieces(bytes, 256 * 1024)
+}
+
+fn read_in_pieces(bytes: &[u8], most: usize) -> (usize, bool) {
+    let mut archive = Archive::new(Pieces(bytes.chunks(most)), 1 << 20);
     let mut count = 0;
     loop {
         match archive.next() {
@@ -130,8 +143,15 @@ fn read_through(bytes: &[u8]) -> (usize, bool) {
 }
 
 #[test]
-fn archive_with_every_kind_of_member_is_read_to_its_end() {
-    assert_eq!(read_through(&complete_archive()), (7, true));
+fn archive_with_every_kind_of_member_is_read_to_its_end_in_pieces_of_any_size() {
+    for most in [1, 511, 513, 1 << 20] {
+        assert_eq!(
+            read_in_pieces(&complete_archive(), most),
+            (7, true),
+            "{}",
+            most
+        );
+    }
 }
 
 #[test]
@@ -187,6 +207,6 @@ fn random_bytes_are_refused() {
 
 #[test]
 fn endless_input_is_refused() {
-    let mut archive = Archive::new(Input::new(std::io::repeat(0).take(u64::MAX), 1 << 30));
+    let mut archive = Archive::new(std::io::repeat(0).take(u64::MAX), 1 << 30);
     assert!(archive.next().is_err());
 }

@@ -4,13 +4,14 @@
 //! the layers below and never to this one, so their order among its entries does not matter. Devices,
 //! set-id bits and attributes beyond `user.*` are not allowed in a tree and are left out.
 
-use super::archive::{Archive, Kind, Member};
+use super::archive::Archive;
 use super::confine;
 use super::failure::{self, hostile, limit, malformed, show, Failure, Outcome};
 use super::names::{self, Meaning};
-use super::pax::Time;
 use super::tree::{self, Entered, Tree};
 use crate::sys::{self, Errno};
+use crate::tar::reader::{Kind, Member};
+use crate::tar::Time;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
@@ -95,7 +96,7 @@ impl Layer {
             self.report.skipped += 1;
             return Ok(());
         }
-        self.check_owner(member)?;
+        self.owner(member)?;
         self.walk(parents)?;
         self.report.files += 1;
         match member.kind {
@@ -122,17 +123,24 @@ impl Layer {
         Ok(())
     }
 
-    fn check_owner(&self, member: &Member) -> Outcome<()> {
-        if self.root && (member.uid >= IDS || member.gid >= IDS) {
+    /// Return the user and the group of a member; `None` if we cannot set them.
+    fn owner(&self, member: &Member) -> Outcome<Option<(u32, u32)>> {
+        let (uid, gid) = (member.uid?, member.gid?);
+        if self.root && (uid >= IDS || gid >= IDS) {
             return Err(limit(format!(
                 "{} belongs to {}:{}, above {}",
                 show(&member.name),
-                member.uid,
-                member.gid,
+                uid,
+                gid,
                 IDS - 1
             )));
         }
-        Ok(())
+        Ok(self.root.then_some((uid as u32, gid as u32)))
+    }
+
+    /// Return the owner of a new member, if it is not ours.
+    fn other_owner(&self, member: &Member) -> Outcome<Option<(u32, u32)>> {
+        Ok(self.owner(member)?.filter(|&owner| owner != (0, 0)))
     }
 
     /// Go to the directory `path`, creating what is missing.
@@ -189,7 +197,7 @@ impl Layer {
                 show(&member.name)
             )));
         }
-        self.check_owner(member)?;
+        self.owner(member)?;
         self.report.files += 1;
         self.tree.retreat(&[])?;
         let mode = self.directory_mode(member.mode);
@@ -209,8 +217,8 @@ impl Layer {
     }
 
     fn finish_directory(&mut self, member: &Member) -> Outcome<()> {
-        if self.root {
-            sys::set_owner(self.tree.here(), member.uid as u32, member.gid as u32)
+        if let Some((uid, gid)) = self.owner(member)? {
+            sys::set_owner(self.tree.here(), uid, gid)
                 .map_err(|e| Failure::kernel(show(&member.name), e))?;
         }
         let attributes = self.kept_xattrs(member)?;
@@ -263,8 +271,8 @@ impl Layer {
             }
         }
         let file = OwnedFd::from(file);
-        if self.root && (member.uid, member.gid) != (0, 0) {
-            sys::set_owner(file.as_fd(), member.uid as u32, member.gid as u32).map_err(failed)?;
+        if let Some((uid, gid)) = self.other_owner(member)? {
+            sys::set_owner(file.as_fd(), uid, gid).map_err(failed)?;
         }
         set_xattrs(file.as_fd(), &attributes, member)?;
         if mode != last_mode {
@@ -285,8 +293,7 @@ impl Layer {
             created = sys::symlink_at(&member.target, self.tree.here(), name);
         }
         created.map_err(failed)?;
-        if self.root && (member.uid, member.gid) != (0, 0) {
-            let (uid, gid) = (member.uid as u32, member.gid as u32);
+        if let Some((uid, gid)) = self.other_owner(member)? {
             sys::set_owner_at(self.tree.here(), name, uid, gid).map_err(failed)?;
         }
         sys::set_times_at(self.tree.here(), name, member.mtime.into()).map_err(failed)
@@ -398,7 +405,7 @@ fn set_xattrs(fd: BorrowedFd<'_>, attributes: &[(&[u8], &[u8])], member: &Member
 
 /// Report whether the file system has next to no room left.
 fn is_full(fd: BorrowedFd<'_>) -> bool {
-    sys::stat_file_system(fd).map_or(false, |stat| stat.f_bavail < 64)
+    sys::stat_file_system(fd).is_ok_and(|stat| stat.f_bavail < 64)
 }
 
 /// Create a file that must not exist yet.

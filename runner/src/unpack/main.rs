@@ -4,24 +4,17 @@
 //! `{bytes, files, skipped}`, or `{error: {kind, message, errno}}`; the caller removes what was created
 //! until then. The program knows nothing of compression, digests or images.
 
-#![allow(unknown_lints)]
-#![allow(clippy::incompatible_msrv)]
-
 mod archive;
 mod confine;
 mod failure;
 #[cfg(test)]
 mod fuzz;
-mod input;
 mod layer;
 mod names;
-mod pax;
-mod sparse;
 mod tree;
 
 use archive::Archive;
 use failure::{Failure, Kind, Outcome};
-use input::Input;
 use layer::{Layer, Limits, Report};
 use sandkasten_runner::{sys, tar};
 use serde_json::json;
@@ -71,7 +64,7 @@ fn run() -> Outcome<Report> {
     let layer = Layer::new(target, root, options.limits)?;
     // SAFETY: nothing else here reads standard input.
     let stdin = unsafe { std::fs::File::from_raw_fd(0) };
-    layer.unpack(&mut Archive::new(Input::new(stdin, allowed)))
+    layer.unpack(&mut Archive::new(stdin, allowed))
 }
 
 fn main() {
@@ -85,7 +78,7 @@ fn main() {
             1,
         ),
     };
-    // If the reader has gone away, that is the caller's concern.
+    // If the reader has gone, that is the caller's concern.
     let _ = std::io::stdout().write_all(answer.to_string().as_bytes());
     std::process::exit(code);
 }

@@ -5,8 +5,8 @@
 //! creating members in it changes the time.
 
 use super::failure::{hostile, show, Failure, Outcome};
-use super::pax::Time;
 use crate::sys::{self, Errno};
+use crate::tar::Time;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::io::{AsFd, BorrowedFd, OwnedFd};
@@ -186,5 +186,5 @@ fn open_directory(at: BorrowedFd<'_>, name: &[u8]) -> sys::Result<OwnedFd> {
 
 /// Report whether `name` is a whiteout. The only devices in the tree are the whiteouts that we made.
 pub fn is_whiteout(at: BorrowedFd<'_>, name: &[u8]) -> bool {
-    sys::stat_at(at, name).map_or(false, |stat| sys::kind(&stat) == libc::S_IFCHR)
+    sys::stat_at(at, name).is_ok_and(|stat| sys::kind(&stat) == libc::S_IFCHR)
 }

@@ -41,7 +41,7 @@ pub fn serial() -> u64 {
 pub fn program() -> String {
     let built = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../src/sandkasten/_bin/sandkasten-runner"
+        "/../src/sandkasten_runtime/_bin/sandkasten-runner"
     );
     std::env::var("SANDKASTEN_RUNNER").unwrap_or_else(|_| built.to_string())
 }
@@ -439,7 +439,7 @@ pub fn marked(mark: &str) -> Vec<i32> {
         let zombie = stat
             .rsplit(')')
             .next()
-            .map_or(true, |rest| rest.starts_with(" Z"));
+            .is_none_or(|rest| rest.starts_with(" Z"));
         if !zombie && environ.split(|&c| c == 0).any(|pair| pair == wanted) {
             found.push(pid);
         }

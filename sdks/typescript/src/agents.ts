@@ -22,7 +22,7 @@ import { decoded, isRecord, invalidAnswer, type Json } from "./json.js";
 
 // A tool may build an image or run for as long as it asks to; the daemon ends it.
 const TOOL_MS = 88_200_000;
-// A run that is cancelled takes its sandboxes along, which has a deadline of its own.
+// A run that is cancelled takes its sandboxes along, which has its own deadline.
 const CANCEL_MS = 2 * ANSWER_MS;
 const PAGE = 1000;
 

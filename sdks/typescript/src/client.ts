@@ -46,7 +46,7 @@ export interface ListOptions extends CallOptions {
   usage?: boolean | undefined;
 }
 
-/** How a piece of code runs in a sandbox of its own. */
+/** How a piece of code runs in its own sandbox. */
 export interface OneShotOptions
   extends CallOptions,
     Omit<RunBody, "code" | "files" | "stdin" | "stdinB64"> {
@@ -169,7 +169,7 @@ export class SandboxClient extends Agents implements AsyncDisposable {
   }
 
   /**
-   * Run a piece of code in a sandbox of its own, which is gone afterwards.
+   * Run a piece of code in its own sandbox, which is gone afterwards.
    *
    * Code that fails is a result. Aborting ends it.
    */

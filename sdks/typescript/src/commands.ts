@@ -209,7 +209,7 @@ export class Process {
     return new ExecResult(await this.commands.get(this.execId, 0, options));
   }
 
-  /** Wait for its end. If the time runs out first, the result says that it still runs. */
+  /** Wait for its end. If the time runs out first, the result shows that it still runs. */
   async wait(options: CallOptions & { timeoutMs?: number | undefined } = {}): Promise<ExecResult> {
     let left = options.timeoutMs === undefined ? Infinity : options.timeoutMs / 1000;
     for (;;) {

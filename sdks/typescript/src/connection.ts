@@ -16,7 +16,7 @@ const TRIES = 5;
 // For a daemon that was there before: it is being restarted, and takes its time.
 const PATIENT_TRIES = 8;
 const FIRST_PAUSE_MS = 100;
-// What a server may make us wait by Retry-After; more than that is the caller's business.
+// What a server may make us wait by Retry-After; the caller decides about more than that.
 const MAX_PAUSE_MS = 10_000;
 export const ANSWER_MS = 60_000;
 const HANDSHAKE_MS = 30_000;
@@ -118,7 +118,7 @@ export class Connection {
     });
   }
 
-  /** Open a WebSocket; `question` is a path that says why not, if it is refused. */
+  /** Open a WebSocket; `question` is a path that answers why not, if it is refused. */
   async socket(
     path: string,
     query: HttpRequest["query"],
@@ -150,8 +150,8 @@ export class Connection {
         if (failure.status !== 0) {
           throw responseError(failure.status, failure.body);
         }
-        // A page is not told the status. Whether the daemon is away, and often why it refuses,
-        // an ordinary request tells.
+        // A page cannot read the status. An ordinary request shows whether the daemon is unreachable,
+        // and often why it refuses.
         await this.ask({ method: "GET", path: question, repeatable: true, signal });
         failure = undefined;
       }

@@ -13,7 +13,7 @@ import { Patience } from "./waiting.js";
 
 // The last event holds all kept output, in base64 if it is not UTF-8. A string cannot be longer.
 const MAX_EVENT_LENGTH = 256 << 20;
-// A daemon says something every 15 s, if only that it lives.
+// A daemon sends something every 15 s, if only a sign that it lives.
 const SILENCE_MS = 60_000;
 export const EVENTS: Readonly<Record<string, string>> = { Accept: "text/event-stream" };
 
@@ -135,7 +135,7 @@ export async function* follow<P extends { seq: number }, E>(
   }
 }
 
-/** Return whether an error means that a daemon that was reached is away. */
+/** Return whether an error means that a known daemon is unreachable. */
 export function isAway(error: unknown, patience: Patience): boolean {
   return (
     error instanceof ConnectionLost || (error instanceof BackendUnavailable && patience.reached)
@@ -149,7 +149,7 @@ function parsed(lines: string[]): Json {
       return found;
     }
   } catch {
-    // Said below.
+    // See below.
   }
   throw new ProtocolViolation("an event of the daemon is not JSON");
 }

@@ -11,7 +11,7 @@ import { decoded, encoded, inputFields, type Json, randomHex } from "./json.js";
 // The longest a command may run by the public contract; the daemon ends it, not we.
 const LONGEST_EXEC_MS = 86_400_000;
 const SLACK_MS = 60_000;
-// Base64 makes it a third longer, and a daemon accepts JSON of 16 MB unless its operator says less.
+// Base64 makes it a third longer, and a daemon accepts JSON of 16 MB unless its operator sets less.
 const LARGE_STDIN = 4 << 20;
 
 const COMMAND: Followed<Chunk, ExecAnswer> = {

@@ -41,7 +41,7 @@ export interface ReadOptions extends FileOptions {
   offset?: number | undefined;
   /** Read that many bytes. */
   limit?: number | undefined;
-  /** Cut after that many bytes; `truncated` tells. */
+  /** Cut after that many bytes, which `truncated` shows. */
   maxBytes?: number | undefined;
 }
 

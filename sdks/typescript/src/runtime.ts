@@ -111,7 +111,7 @@ export async function openSocket(request: SocketRequest): Promise<Socket> {
     };
     socket.onerror = socket.onclose = (): void => {
       signal?.removeEventListener("abort", stop);
-      // A page is not told why.
+      // A page cannot read why.
       reject(new HandshakeRefused(0, ""));
     };
   });

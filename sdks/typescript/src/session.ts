@@ -14,6 +14,7 @@ import { ANSWER_MS, type Connection, type Data, type HttpRequest, sessionPath } 
 import { Commands } from "./exec_requests.js";
 import { type Change, type FileOptions, type FilePath, FileTree, watch } from "./files.js";
 import { InvalidRequest, NotFound } from "./generated/error_classes.js";
+import { RUNTIMES } from "./generated/model_tables.js";
 import type {
   CodeResult,
   ExecPast,
@@ -30,17 +31,6 @@ import type {
 } from "./generated/schema.js";
 import { decoded, decodedList, encoded, randomHex } from "./json.js";
 import { PortConnection, Terminal, type TerminalOptions } from "./terminal.js";
-
-const RUNTIMES: Readonly<Record<string, readonly [string, string]>> = {
-  python: ["python3", ".py"],
-  python3: ["python3", ".py"],
-  node: ["node", ".js"],
-  javascript: ["node", ".js"],
-  bash: ["bash", ".sh"],
-  linux: ["bash", ".sh"],
-  shell: ["bash", ".sh"],
-  sh: ["sh", ".sh"],
-};
 
 /** How a piece of code runs in a session. */
 export interface SessionRunOptions extends CallOptions {
@@ -270,7 +260,7 @@ export class Session extends FileTree implements AsyncDisposable {
   ): Promise<Published> {
     const { signal, overwrite = true, ...rest } = options;
     const json = encoded("PublishBody", { source, overwrite, ...rest });
-    // Without a key each request makes one of its own.
+    // Without a key each request makes its own.
     const repeatable = overwrite && typeof rest.fileKey === "string";
     const more = { json, repeatable, answerMs: null };
     return decoded("Published", await this.order("POST", "files/publish", more, { signal }));
@@ -292,7 +282,7 @@ export class Session extends FileTree implements AsyncDisposable {
   }
 
   /**
-   * Return a link to a port for a browser; the port has an origin of its own.
+   * Return a link to a port for a browser; the port has its own origin.
    *
    * It is private: the link is signed and works for an hour, or for `ttlSeconds`. `public: true`
    * opens the port to every client that reaches the daemon, `public: false` closes it again.

@@ -5,6 +5,7 @@ import { type Connection, type Data, given, type HttpRequest, lost } from "./con
 import { EVENTS, events } from "./events.js";
 import { FileTree, streamed } from "./files.js";
 import { BackendUnavailable, FileNotFound } from "./generated/error_classes.js";
+import { KNOWN_IMAGES } from "./generated/model_tables.js";
 import type {
   ApiKey,
   Collected,
@@ -24,6 +25,9 @@ const SLOW_MS = 600_000;
 
 /** The images of the store. A name is `repository[:tag]`, or an id. */
 export class Images {
+  /** The names that `build` takes: `datascience`, `base`, `code-interpreter-v1` and others. */
+  readonly buildable: readonly string[] = KNOWN_IMAGES;
+
   /** Made by a client. */
   constructor(private readonly connection: Connection) {}
 
@@ -64,7 +68,7 @@ export class Images {
     return decoded("ImageInfo", await this.followed("pull", `${name} was pulled`, body, options));
   }
 
-  /** Build an image by its name: `datascience`, `base`, `code-interpreter-v1` and others. */
+  /** Build an image by its name, one of `buildable`. `onProgress` gets the output, as `text`. */
   async build(
     name: string,
     options: CallOptions & {
@@ -233,8 +237,7 @@ export class StoredFiles {
 
   /** Return what is known of a file; FileNotFound if there is none. */
   async info(key: string, options: CallOptions = {}): Promise<StoredFile> {
-    // By the list, because headers do not tell everything. Of the keys that begin with it, it is
-    // the first.
+    // Use the list: headers lack some fields. An exact key sorts before its extensions.
     const more = { query: { prefix: key, limit: 1 } };
     const answer = await ask(this.connection, "GET", "/v1/files", options, more);
     const [found] = decoded("FileList", answer).files;

@@ -15,7 +15,7 @@ import { Patience, within } from "./waiting.js";
 const HELLO_MS = 30_000;
 // How long a program may take to end when its terminal is closed; the daemon kills it before.
 const HANG_UP_MS = 5_000;
-// Of one message; the daemon accepts up to 16 MiB.
+// The size of one message; the daemon accepts up to 16 MiB.
 const PIECE = 1 << 20;
 const END = "end";
 
@@ -34,7 +34,7 @@ export interface TerminalOptions extends CallOptions {
   keepSeconds?: number | undefined;
 }
 
-/** A program on a terminal of its own. Iterate it to read what it shows. */
+/** A program on its own terminal. Iterate it to read what it shows. */
 export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
   /** The id of its command. */
   execId: string = "";
@@ -146,7 +146,7 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     try {
       await within(this.hangUp(socket), HANG_UP_MS, () => new Error("it does not end"));
     } catch {
-      // It may end, and the daemon with it, while we say goodbye.
+      // The connection may close while we send the close frame.
     }
     socket.close();
   }

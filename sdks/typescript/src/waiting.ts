@@ -4,7 +4,7 @@ import { BackendUnavailable } from "./generated/error_classes.js";
 
 // Timers count in 32 bits; a longer one would fire at once.
 const LONGEST_MS = 2 ** 31 - 1;
-// How long a daemon that was reached may be away: after a crash it is back within seconds.
+// How long a known daemon may be unreachable: after a crash it is back within seconds.
 const AWAY_MS = 30_000;
 
 /** Return the pause after that many failures: it doubles, and half of it is random. */
@@ -13,7 +13,9 @@ export function backoffMs(failures: number, firstMs: number, maxMs: number): num
   return Math.min(maxMs, doubled) * (0.5 + Math.random() / 2);
 }
 
-/** Return the milliseconds that a server asks to wait; 0 if it does not say, or not clearly. */
+/**
+ * Return the milliseconds that a server asks to wait; 0 if it sends none, or none that is valid.
+ */
 export function retryAfterMs(headers: Headers, now: number): number {
   const milliseconds = headers.get("retry-after-ms")?.trim() ?? "";
   if (/^\d{1,11}$/.test(milliseconds)) {
@@ -101,7 +103,7 @@ export async function within<T>(promise: Promise<T>, ms: number, late: () => Err
   }
 }
 
-/** A client that follows something waits for a daemon that is away, and then continues. */
+/** A client that follows something waits for an unreachable daemon, and then continues. */
 export class Patience {
   /** Whether the daemon was reached before. If not, the first failure is the answer. */
   reached = false;
@@ -115,7 +117,7 @@ export class Patience {
     this.failures = 0;
   }
 
-  /** Pause before the next attempt; BackendUnavailable if it has been away for too long. */
+  /** Pause before the next attempt; BackendUnavailable if it was unreachable for too long. */
   async wait(what: string, hint: string, cause: unknown, signal?: AbortSignal): Promise<void> {
     const now = performance.now();
     this.since ??= now;

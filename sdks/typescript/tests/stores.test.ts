@@ -290,6 +290,7 @@ test("workspaces, images, secrets and keys are kept by the daemon", async () => 
   await daemon.images.collect();
   const pulled = daemon.images.pull("127.0.0.1:9/none:1", { onProgress: () => undefined });
   await assert.rejects(pulled, sandkasten.SandkastenError);
+  assert.ok(daemon.images.buildable.includes("datascience"));
   await assert.rejects(daemon.images.build("nothing"), /no image is built by the name nothing/);
   await assert.rejects(daemon.images.inspect("nothing:here"), sandkasten.ImageNotFound);
   const secret = await daemon.secrets.set({ name: "TOKEN", value: "value-of-it", hosts: ["example.com"], header: "X: {value}" });

@@ -52,7 +52,7 @@ def served(
         ],
         env={
             **kept,
-            "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}",
+            "PYTHONPATH": str(REPOSITORY),
             "SANDKASTEN_API_KEY": KEY,
             **environ,
         },

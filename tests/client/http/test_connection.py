@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
 import socket
 import time
 
 import pytest
+from aiohttp import WSCloseCode, WSMsgType
 
 from sandkasten.client.http import connection as connecting
 from sandkasten.client.http.connection import Connection, HttpRequest
@@ -29,6 +32,7 @@ from tests.loopback_port import free_port
 
 READ = HttpRequest("GET", "/x", repeatable=True)
 ONCE = HttpRequest("POST", "/x", {"a": 1})
+_WEBSOCKET_GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 EXEC = {"exec_id": "exe_1", "status": "completed", "exit_code": 0}
 
 
@@ -92,6 +96,22 @@ async def test_a_remote_daemon_is_reached_through_the_proxy_without_netrc(monkey
     assert asked.headers["host"] == "daemon.example:8080"
     assert asked.headers["authorization"] == "Bearer sk_key"
     assert asked.headers["proxy-authorization"] == "Basic bWU6cHc="
+
+
+@pytest.mark.promise("P44")
+async def test_a_proxy_without_a_login_does_not_get_the_key(monkeypatch):
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    async with scripted(reply({"a": 1}), reply({}, 502)) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("https_proxy", proxy.url)
+        assert await ask("http://daemon.example:8080", ONCE, "sk_key") == {"a": 1}
+        with pytest.raises(BackendUnavailable):
+            await ask("https://daemon.example:8080", ONCE, "sk_key")
+    plain, tunnel = proxy.asked
+    assert "proxy-authorization" not in plain.headers
+    assert tunnel.line == "CONNECT daemon.example:8080 HTTP/1.1"
+    assert "sk_key" not in str(tunnel.headers)
 
 
 async def test_a_local_daemon_is_reached_without_a_proxy(monkeypatch):
@@ -206,8 +226,45 @@ async def test_a_silent_daemon_times_out():
 async def test_a_redirect_is_not_followed_with_the_key():
     moved = reply({}, 307, Location="http://127.0.0.1:1/elsewhere")
     async with scripted(moved) as server:
-        with pytest.raises(InternalError, match="307"):
+        with pytest.raises(InternalError) as error:
             await ask(server.url, READ, "sk-secret")
+        assert error.value.details == {"http_status": 307}
+
+
+@pytest.mark.promise("P44")
+async def test_a_terminal_is_not_redirected_to_another_host():
+    async with scripted(reply({})) as other:
+        to = f"http://localhost:{other.url.rpartition(':')[2]}/elsewhere"
+        async with scripted(reply({}, 307, Location=to)) as server:
+            one = Connection(server.url, "sk-secret", "tenant")
+            with pytest.raises(InternalError) as error:
+                await one.websocket("/x", {})
+            assert error.value.details == {"http_status": 307}
+            await one.aclose()
+    assert other.asked == []
+
+
+async def test_a_large_message_of_a_terminal_is_not_read():
+    head = b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    # A binary message of 1 GiB.
+    message = b"\x82\x7f" + (1 << 30).to_bytes(8) + bytes(1 << 20)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = (await reader.readuntil(b"\r\n\r\n")).decode()
+        key = request.partition("Sec-WebSocket-Key: ")[2].split("\r\n")[0]
+        digest = hashlib.sha1(f"{key}{_WEBSOCKET_GUID}".encode(), usedforsecurity=False).digest()
+        accept = base64.b64encode(digest)
+        writer.write(head + b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n" + message)
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        one = Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        socket = await one.websocket("/x", {})
+        received = await socket.receive()
+        await one.aclose()
+    assert (received.type, socket.close_code) == (WSMsgType.ERROR, WSCloseCode.MESSAGE_TOO_BIG)
 
 
 async def test_an_answer_that_is_not_json_is_an_error():

@@ -63,8 +63,9 @@ async def test_more_output_than_8_mib_is_kept_on_request(abox):
     command = ["sh", "-c", f"head -c {size} /dev/zero | tr '\\0' x"]
     found = await abox.exec(command, max_output_bytes=16 << 20)
     assert (len(found.stdout_data), found.truncated) == (size, False)
-    with pytest.raises(InvalidRequest, match="max_output_bytes"):
+    with pytest.raises(InvalidRequest) as error:
         await abox.exec(["true"], max_output_bytes=33 << 20)
+    assert error.value.details == {"field": "max_output_bytes"}
 
 
 async def test_arguments_of_more_than_one_mib_in_total(abox):

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkasten import errors
-from sandkasten.client.http import file_json, image_json, session_json
-from sandkasten.client.http.address import address_of
+from sandkasten.client.http import files, image_json, session_json
+from sandkasten.client.http.connection import address_of
 from sandkasten.client.http.error_responses import BY_CODE, error_of
-from sandkasten.client.plain.event_parser import Event, Parser
+from sandkasten.client.http.event_parser import Event, Parser
 from sandkasten.errors import InvalidRequest, ProtocolViolation
 from sandkasten.model.commands.exec_values import Chunk, ExecRequest, Pty
 from sandkasten.model.files.file_entries import FileEntry
@@ -187,8 +187,8 @@ def test_a_chunk_is_text_or_bytes_and_reports_its_gap():
         (session_json.chunk_of, {"seq": 1, "stream": "stdin", "text": ""}),
         (session_json.run_result_of, {"ok": "yes"}),
         (session_json.stats_of, None),
-        (file_json.entry_of, {"path": "/a", "name": "a", "type": "dragon"}),
-        (file_json.listing_of, {"entries": [5]}),
+        (files.entry_of, {"path": "/a", "name": "a", "type": "dragon"}),
+        (files.listing_of, {"entries": [5]}),
         (image_json.image_of, {"id": "x", "names": "x"}),
         (image_json.workspace_of, {}),
     ],
@@ -202,16 +202,16 @@ def test_a_malformed_answer_is_an_error(read, value):
 
 
 def test_a_name_that_is_not_utf8_survives_as_bytes():
-    assert file_json.name_fields("path", "a/ä") == {"path": "a/ä"}
-    assert file_json.name_fields("path", "a\udcff") == {"path_b64": "Yf8="}
+    assert files.name_fields("path", "a/ä") == {"path": "a/ä"}
+    assert files.name_fields("path", "a\udcff") == {"path_b64": "Yf8="}
     told = {"path": "a\ufffd", "path_b64": "Yf8=", "name": "a", "type": "symlink", "size": 1,
             "mode": 0o777, "mtime_unix": 3, "target": "b"}  # fmt: skip
     wanted = FileEntry("a\udcff", "a", "symlink", 1, 0o777, 3, 0, 0, "b")
-    assert file_json.entry_of(told) == wanted
+    assert files.entry_of(told) == wanted
     with pytest.raises(InvalidRequest):
-        file_json.name_fields("path", "\ud800")
+        files.name_fields("path", "\ud800")
     with pytest.raises(InvalidRequest):
-        file_json.name_fields("path", b"a")  # type: ignore[arg-type]
+        files.name_fields("path", b"a")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_a_name_that_is_not_utf8_survives_as_bytes():
     [(0, None, None), (5, None, "bytes=5-"), (0, 10, "bytes=0-9"), (5, 1, "bytes=5-5")],
 )
 def test_a_part_of_a_file_is_requested_by_byte_range(offset, most, header):
-    assert file_json.range_of(offset, most).get("Range") == header
+    assert files.range_of(offset, most).get("Range") == header
 
 
 def test_the_true_size_is_read_from_the_answer():
-    assert file_json.size_of({"Content-Range": "bytes 0-9/1234"}, 10) == 1234
-    assert file_json.size_of({}, 10) == 10
+    assert files.size_of({"Content-Range": "bytes 0-9/1234"}, 10) == 1234
+    assert files.size_of({}, 10) == 10
 
 
 # ---- errors
@@ -322,12 +322,17 @@ def test_events_are_the_same_for_any_split_of_the_bytes(cuts):
 
 
 def test_an_endless_event_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr("sandkasten.client.plain.event_parser.MAX_EVENT_BYTES", 1000)
+    monkeypatch.setattr("sandkasten.client.http.event_parser.MAX_EVENT_BYTES", 1000)
     parser = Parser()
     with pytest.raises(ProtocolViolation):
         parser.feed(b"data: x\n" + b"data: " + b"x" * 1000)
     parser = Parser()
     for _ in range(10):
         parser.feed(b"data: " + b"x" * 90 + b"\n")
+    with pytest.raises(ProtocolViolation):
+        parser.feed(b"data: " + b"x" * 200)
+    parser = Parser()
+    for _ in range(100):
+        parser.feed(b"data:\n")
     with pytest.raises(ProtocolViolation):
         parser.feed(b"data: " + b"x" * 200)

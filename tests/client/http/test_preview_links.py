@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 
 from sandkasten import AsyncSandbox, Sandbox
-from sandkasten.daemon.settings.resolver import load
 from sandkasten.errors import InvalidConfiguration, InvalidRequest, UnsupportedByBackend
 from sandkasten.model.access.preview_links import PreviewTarget
+from sandkasten_runtime.assembly.settings.resolver import load
 from tests.cli.conftest import COMMAND
 from tests.client.http.served import served as serving
 from tests.loopback_port import free_port
@@ -81,8 +81,9 @@ async def test_the_sdk_revokes_links_and_forwards_a_port(served, box):
         async with http.get(f"http://{forward.address}/") as found:
             assert (found.status, await found.text()) == (200, "<h1>here</h1>")
         taken = box.forward(8000, forward.local_port)
-        with pytest.raises(InvalidRequest, match="cannot listen on"):
+        with pytest.raises(InvalidRequest) as error:
             await taken.__aenter__()
+        assert error.value.details == {"field": "local"}
 
     def blocking():
         with (

@@ -163,8 +163,9 @@ async def test_a_closed_shell_is_gone_with_its_jobs(abox):
     assert (await abox.exec("echo $A")).stdout == "2\n"
     with pytest.raises(ShellNotFound, match="no shell never is open"):
         await abox.close_shell("never")
-    with pytest.raises(InvalidRequest, match="shell must be"):
+    with pytest.raises(InvalidRequest) as error:
         await abox.close_shell("a b")
+    assert error.value.details == {"field": "shell"}
 
 
 async def test_a_deadline_is_a_result(abox):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.backends.cloud.backend import CloudBackend
-from sandkasten.backends.cloud.machine_records import MachineRecords
-from sandkasten.backends.cloud.modal.modal_capabilities import MODAL
-from sandkasten.backends.cloud.modal.modal_options import ModalOptions
-from sandkasten.backends.cloud.modal.modal_provider import ModalProvider
+from sandkasten_cloud.backend import CloudBackend
+from sandkasten_cloud.machine_records import MachineRecords
+from sandkasten_cloud.modal.modal_capabilities import MODAL
+from sandkasten_cloud.modal.modal_options import ModalOptions
+from sandkasten_cloud.modal.modal_provider import ModalProvider
 from tests.cloud import lent_services
 from tests.cloud.modal.modal_server import ModalServer
 from tests.platform_choice import image_named

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sandkasten.backends.kubernetes import pod_names
+from sandkasten_kubernetes import pod_names
 from tests.kubernetes.pod_processes import ADDRESS
 
 if TYPE_CHECKING:

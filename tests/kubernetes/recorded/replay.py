@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from sandkasten.backends.kubernetes import pod_status
+from sandkasten_kubernetes import pod_status
 from tests.kubernetes.pod_processes import PodProcesses
 from tests.kubernetes.recorded import local_server
 from tests.kubernetes.recorded.recorded_calls import ATTEMPT, END, JSON, RENEW, SENT, RecordedCall

@@ -13,15 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from sandkasten.backends.kubernetes import (
-    object_watch,
-    pod_manifest,
-    pod_names,
-    pod_network,
-    pod_status,
-)
-from sandkasten.backends.kubernetes.backend import KubernetesBackend
-from sandkasten.daemon.backend_registry import read_nested
 from sandkasten.errors import (
     BackendUnavailable,
     Busy,
@@ -37,7 +28,16 @@ from sandkasten.model.ids import SandboxId
 from sandkasten.model.images.resolved_image import Image
 from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import MIB, Limits
-from sandkasten.wire.channel import Channel
+from sandkasten_kubernetes import (
+    object_watch,
+    pod_manifest,
+    pod_names,
+    pod_network,
+    pod_status,
+)
+from sandkasten_kubernetes.backend import KubernetesBackend
+from sandkasten_runtime.assembly.backend_registry import read_nested
+from sandkasten_runtime.wire.channel import Channel
 from tests.kubernetes import cluster_images
 from tests.kubernetes.recorded import local_server
 from tests.patience import PATIENCE_S
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
     from pathlib import Path
 
-    from sandkasten.backends.kubernetes.cell import KubernetesCell
+    from sandkasten_kubernetes.cell import KubernetesCell
 
     Scene = Callable[["Stage"], Awaitable[None]]
 

@@ -13,7 +13,7 @@ from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten_contract import suite_options
 from sandkasten_contract.box import Box
-from sandkasten_contract.scratch import removed_soon
+from sandkasten_contract.patience import removed_soon
 from sandkasten_contract.selection import MARKERS, why_not
 
 if TYPE_CHECKING:

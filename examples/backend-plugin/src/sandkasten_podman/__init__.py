@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import create_subprocess_exec
 from contextlib import suppress
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from sandkasten.backends.lazy_backend import LazyBackend
 from sandkasten.errors import BackendUnavailable, Conflict, SandboxLost, UnsupportedByBackend
-from sandkasten.linux.programs import Programs
 from sandkasten.model.backends.backend_features import BackendFeatures
 from sandkasten.model.backends.capabilities import Capabilities, check_features
 from sandkasten.model.ids import SandboxId
@@ -23,8 +22,10 @@ from sandkasten.model.sandbox.cell_spec import base_environment
 from sandkasten.model.sandbox.readiness import Readiness
 from sandkasten.model.sandbox.usage import Usage
 from sandkasten.ports.backend_plugins import BackendPlugin
-from sandkasten.wire.channel import Channel
-from sandkasten.wire.unix_socket import connect_unix
+from sandkasten_runtime.backends.lazy_backend import LazyBackend
+from sandkasten_runtime.linux.programs import Programs
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.unix_socket import connect_unix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,8 +102,7 @@ class PodmanBackend:
         return [SandboxId(name) for name in os.listdir(cells)] if cells.is_dir() else []
 
     async def discard(self, sandbox_id: SandboxId) -> None:
-        directory = self.directory(sandbox_id)
-        if directory.exists():
+        if (directory := self.directory(sandbox_id)).exists():
             await self._podman("rm", "--force", "--ignore", "--time", "0", sandbox_id)
             with suppress(BackendUnavailable):  # it is not mounted
                 await _run("umount", "--lazy", f"{directory}/root")
@@ -113,11 +113,11 @@ class PodmanBackend:
 
     async def aclose(self) -> None: ...
 
-    async def _podman(self, *arguments: str) -> str:
-        """Run Podman with a storage of its own: nothing else on the machine is changed."""
-        own = ["--root", f"{self._directory}/storage", "--runroot", f"{self._directory}/run"]
-        own += ["--storage-driver", "vfs", "--cgroup-manager", "cgroupfs"]
-        return await _run("podman", *own, *arguments)
+    async def _podman(self, *arguments: str) -> str:  # with folders of its own
+        own, names = self._directory, ("root", "runroot", "network-config-dir")
+        options = (f"--{name}={own}/{name}" for name in names)
+        fixed = ("--storage-driver=vfs", "--cgroup-manager=cgroupfs")
+        return await _run("podman", *options, *fixed, *arguments)
 
 
 class PodmanCell:
@@ -173,22 +173,22 @@ def _options(directory: Path, spec: CellSpec) -> list[str]:
 
 async def _run(program: str, *arguments: str) -> str:
     """Run a program of the host and return its output. Raise BackendUnavailable if it fails."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            program, *arguments, stdout=PIPE, stderr=PIPE
-        )
-    except FileNotFoundError as exc:
-        raise BackendUnavailable(f"{program} is not installed", hint="install podman") from exc
-    try:
-        output, errors = await process.communicate()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
+    with TemporaryFile() as output, TemporaryFile() as error:  # conmon would keep pipes open
+        try:
+            process = await create_subprocess_exec(program, *arguments, stdout=output, stderr=error)
+        except FileNotFoundError as exc:
+            raise BackendUnavailable(f"{program} is not installed", hint="install podman") from exc
+        try:
+            await process.wait()
+        except asyncio.CancelledError:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        answer, reason = (os.pread(file.fileno(), 1 << 20, 0) for file in (output, error))
     if process.returncode != 0:
-        reason = errors.decode(errors="replace").strip()[-500:]
-        raise BackendUnavailable(f"{program} {arguments[0]} failed: {reason}", backend="podman")
-    return output.decode(errors="replace")
+        raise BackendUnavailable(f"{program} failed: {reason[-500:].decode(errors='replace')}")
+    return answer.decode(errors="replace")
 
 
 def _open(context: BackendContext) -> Mapping[str, Backend]:

@@ -61,7 +61,7 @@ impl Inspection {
         };
         self.server.input.drain(..length);
         let status = head.status();
-        // Even the length of an encoded answer says something about what is in it.
+        // Even the length of an encoded answer reveals something about what is in it.
         if let Some(why) = self.searched.then(|| unreadable(&head)).flatten() {
             let text = format!("The answer cannot be searched for secrets: {}.\n", why);
             self.trouble = Some(text.trim_end().to_owned());
@@ -148,7 +148,7 @@ impl Inspection {
 
     /// Show what is held back of a stream if the server has paused. Returns whether something was.
     pub(super) fn show_after_pause(&mut self) -> bool {
-        let due = self.due().map_or(false, |due| due <= Instant::now());
+        let due = self.due().is_some_and(|due| due <= Instant::now());
         if !due || !self.client.has_room() {
             return false;
         }
@@ -162,7 +162,8 @@ impl Inspection {
     }
 }
 
-/// Show the fields that say where an answer ends, also where they happen to be a value of few digits.
+/// Show the fields that define where an answer ends, also where they happen to be a value of few
+/// digits.
 fn keep_framing(bytes: &[u8], shown: &mut [u8]) {
     let mut at = 0;
     for line in bytes.split_inclusive(|&byte| byte == b'\n') {

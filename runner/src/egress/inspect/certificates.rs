@@ -6,7 +6,8 @@
 use ring::digest::{digest, SHA1_FOR_LEGACY_USE_ONLY};
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::signature::{EcdsaKeyPair, KeyPair, ECDSA_P256_SHA256_ASN1_SIGNING};
-use rustls::{Certificate, PrivateKey, ServerConfig};
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::ServerConfig;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -33,11 +34,11 @@ impl Authority {
         let random = SystemRandom::new();
         let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
         let leaf_key = EcdsaKeyPair::generate_pkcs8(algorithm, &random).ok()?;
-        let leaf = EcdsaKeyPair::from_pkcs8(algorithm, leaf_key.as_ref()).ok()?;
+        let leaf = EcdsaKeyPair::from_pkcs8(algorithm, leaf_key.as_ref(), &random).ok()?;
         Some(Authority {
             subject: subject_of(&certificate)?.to_vec(),
             certificate,
-            signer: EcdsaKeyPair::from_pkcs8(algorithm, key).ok()?,
+            signer: EcdsaKeyPair::from_pkcs8(algorithm, key, &random).ok()?,
             leaf_key: leaf_key.as_ref().to_vec(),
             leaf_point: leaf.public_key().as_ref().to_vec(),
             random,
@@ -53,14 +54,13 @@ impl Authority {
                 return Some(config.clone());
             }
         }
-        let chain = vec![
-            Certificate(self.leaf(name)?),
-            Certificate(self.certificate.clone()),
-        ];
+        let chain = vec![self.leaf(name)?.into(), self.certificate.clone().into()];
         let mut config = ServerConfig::builder()
-            .with_safe_defaults()
             .with_no_client_auth()
-            .with_single_cert(chain, PrivateKey(self.leaf_key.clone()))
+            .with_single_cert(
+                chain,
+                PrivatePkcs8KeyDer::from(self.leaf_key.clone()).into(),
+            )
             .ok()?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let config = Arc::new(config);

@@ -3,7 +3,7 @@
 //! URLs, JSON, string literals, shells, CSV and HTML write a character in different ways, and one inside
 //! another. A text in any of them, read here, is the same as the plain text read here: escapes become
 //! their character, and backslashes, quotes and zero bytes, which the others add, are left out. What is
-//! done depends on the text alone.
+//! done depends only on the text.
 
 use std::ops::Range;
 
@@ -66,7 +66,7 @@ const NAMES: [(&[u8], u8); 42] = [
 #[derive(Default)]
 pub struct Plain {
     pub bytes: Vec<u8>,
-    /// Of each run of bytes that are the same in both: where it begins here, and in the text.
+    /// Where each run of bytes that are the same in both begins, here and in the text.
     runs: Vec<(usize, usize)>,
     /// The letters of `\r` and `\n`.
     line_ends: Vec<usize>,
@@ -181,7 +181,7 @@ pub fn reads(text: &[u8], bytes: &[u8], same: fn(u8, u8) -> bool) -> bool {
     while at < text.len() {
         let (byte, end) = entity(text, at);
         at = end;
-        if !is_left_out(byte) && !wanted.next().map_or(false, |&one| same(one, byte)) {
+        if !is_left_out(byte) && !wanted.next().is_some_and(|&one| same(one, byte)) {
             return false;
         }
     }

@@ -4,7 +4,7 @@
 //! When a message is complete, all of it is released, because its answer may be awaited.
 
 use super::mask::Mask;
-use crate::websocket::{FrameHead, CLOSE};
+use crate::proxy::websocket_frame::{FrameHead, CLOSE};
 use std::collections::VecDeque;
 
 /// Heads and control frames that may wait for the payload before them.

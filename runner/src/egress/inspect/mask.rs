@@ -42,7 +42,7 @@ struct Value {
     readings: Vec<Reading>,
     /// Its hexadecimal digits.
     hex: Needle,
-    /// The digits of base64 that belong to it alone, with the bits of it before them. Which they are
+    /// The digits of base64 that belong only to it, with the bits of it before them. Which they are
     /// depends on how many bytes precede it.
     base64: Vec<(Needle, usize)>,
     /// Whether it begins, and ends, with what is left out of a text without escapes.
@@ -76,7 +76,7 @@ pub struct Mask {
 impl Mask {
     pub fn new(values: &[String]) -> Mask {
         let mut random = [0u8; 8];
-        // If it fails, the sums of a text could be foreseen, which alone is of no use.
+        // If it fails, the sums of a text could be foreseen, which by itself is of no use.
         let _ = SystemRandom::new().fill(&mut random);
         let seed = u64::from_le_bytes(random);
         let values: Vec<Value> = values.iter().map(|one| Value::new(one, seed)).collect();
@@ -180,7 +180,7 @@ impl Mask {
 
     /// Look for values in base64, standard or for URLs.
     fn in_base64(&self, text: &[u8], plain: &Plain, found: &mut Vec<(usize, usize)>) {
-        let least = (8 * self.shortest + 5) / 6;
+        let least = (8 * self.shortest).div_ceil(6);
         let is_digit = |byte: u8| digit(byte) != NO_DIGIT || b"\r\n".contains(&byte);
         for run in runs(&plain.bytes, least, is_digit) {
             let in_run = || plain.without_line_ends(run.clone());
@@ -193,7 +193,7 @@ impl Mask {
                 for (needle, before) in &value.base64 {
                     each(&digits, needle, |at| {
                         // The digits at both ends have bits of what is beside the value.
-                        let count = (6 - before + 8 * bytes.len() + 5) / 6;
+                        let count = (6 - before + 8 * bytes.len()).div_ceil(6);
                         let rest = &digits[at..digits.len().min(at + count - 1)];
                         if places.is_empty() {
                             places.extend(in_run().map(|(at, _)| at));
@@ -280,7 +280,7 @@ impl Value {
         let bytes = text.as_bytes();
         let readings = readings_of(bytes).into_iter();
         let readings = readings.filter_map(|(read, taken)| Reading::new(read, taken, seed));
-        let open = |byte: Option<&u8>| byte.map_or(false, |&byte| is_left_out(byte));
+        let open = |byte: Option<&u8>| byte.is_some_and(|&byte| is_left_out(byte));
         let hex = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
         // The bits of the value in a digit that it shares with 0, 1 or 2 bytes before it.
         let base64 = [6, 4, 2].map(|before| {
@@ -491,9 +491,10 @@ fn digit(byte: u8) -> u8 {
 /// The digits of base64, standard and for URLs.
 const DIGITS: [u8; 256] = {
     let mut digits = [NO_DIGIT; 256];
+    let standard = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut n = 0;
-    while n < 64 {
-        digits[crate::base64::ALPHABET[n] as usize] = n as u8;
+    while n < standard.len() {
+        digits[standard[n] as usize] = n as u8;
         n += 1;
     }
     digits[b'-' as usize] = 62;

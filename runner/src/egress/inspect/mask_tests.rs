@@ -75,7 +75,7 @@ fn a_guess_must_be_complete_to_the_bit() {
                 let right = split(base64(&[before, VALUE, after].concat()).as_bytes(), 7);
                 let hidden = right.iter().filter(|&&byte| byte == MASK).count();
                 assert!(
-                    hidden >= (8 * VALUE.len() + 5) / 6,
+                    hidden >= (8 * VALUE.len()).div_ceil(6),
                     "{:?} {:?}",
                     before,
                     after

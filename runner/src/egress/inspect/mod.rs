@@ -7,21 +7,20 @@
 
 mod answer;
 mod body;
+mod body_obstacles;
 mod certificates;
 mod escapes;
-mod filling;
 mod frames;
 mod mask;
 mod policy;
 mod secrets;
 mod server_chain;
-mod side;
 
 pub use policy::Inspector;
 pub use secrets::wipe_value;
-pub use side::Side;
 
 use crate::head::{self, same_field, Framing, Head};
+use crate::proxy::side::Side;
 use crate::rules::Rules;
 use body::Body;
 use frames::Frames;
@@ -296,7 +295,7 @@ impl Inspection {
     fn advance(&mut self, rules: &Rules, inspector: &Inspector) -> Result<bool, String> {
         let named = |host: &str| host.eq_ignore_ascii_case(&self.name);
         let known = self.secure && !self.client.handshaking();
-        if known && !self.client.server_name().map_or(false, named) {
+        if known && !self.client.server_name().is_some_and(named) {
             return Err("the client names another host".to_owned());
         }
         let mut any = false;
@@ -408,7 +407,7 @@ impl Inspection {
         self.note(&method, &path, &verdict.rule, verdict.allowed, false);
         self.upgrade = head.opens_websocket();
         self.keep = head.keeps(&head.first[2]);
-        // What belongs to this connection alone; it is stated anew.
+        // What belongs only to this connection; it is stated anew.
         for name in [
             "proxy-connection",
             "keep-alive",

@@ -1,16 +1,17 @@
 //! The policy of inspected connections: rules for requests, secrets, and the TLS settings of both sides.
 
+use super::body_obstacles;
 use super::certificates::Authority;
-use super::filling;
 use super::mask::Mask;
 use super::secrets::{find, percent_decoded, wipe, Secret};
 use super::server_chain::BoundedVerifier;
 use crate::base64;
 use crate::head::{same_field, Head};
 use crate::rules::{Destination, Request, Rule, Rules, Verdict};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConnection};
 use serde_json::Value;
-use std::convert::TryFrom;
 use std::sync::Arc;
 
 /// The rule of a path that servers may read in more than one way.
@@ -50,9 +51,10 @@ impl Inspector {
     pub fn parse(v: &Value) -> Option<Inspector> {
         let der = |key: &str| base64::decode(v[key].as_str()?.as_bytes());
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(&certificates(v["roots"].as_str()?));
+        let bundle = v["roots"].as_str()?.as_bytes();
+        roots.add_parsable_certificates(CertificateDer::pem_slice_iter(bundle).flatten());
         let mut client = ClientConfig::builder()
-            .with_safe_defaults()
+            .dangerous()
             .with_custom_certificate_verifier(Arc::new(BoundedVerifier::new(roots)))
             .with_no_client_auth();
         client.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -90,7 +92,7 @@ impl Inspector {
 
     pub fn ends(&mut self, name: &str) -> Option<(rustls::Connection, rustls::Connection)> {
         let client = ServerConnection::new(self.authority.server(name)?).ok()?;
-        let to = rustls::ServerName::try_from(name).ok()?;
+        let to = ServerName::try_from(name.to_owned()).ok()?;
         let server = ClientConnection::new(self.client.clone(), to).ok()?;
         Some((client.into(), server.into()))
     }
@@ -127,7 +129,7 @@ impl Inspector {
         let wanted = |s: &&Secret| s.in_body() && find(body, s.placeholder.as_bytes()).is_some();
         let mut wanted = self.secrets_for(name, port).filter(wanted);
         wanted.find_map(|s| {
-            let why = filling::obstacle(head, body, s.placeholder.as_bytes())?;
+            let why = body_obstacles::obstacle(head, body, s.placeholder.as_bytes())?;
             Some((s.name.clone(), why))
         })
     }
@@ -145,7 +147,7 @@ impl Inspector {
         for value in head.all("authorization") {
             let basic = value
                 .get(..6)
-                .map_or(false, |b| b.eq_ignore_ascii_case(b"basic "));
+                .is_some_and(|b| b.eq_ignore_ascii_case(b"basic "));
             bytes.extend(
                 basic
                     .then(|| base64::decode(&value[6..]))
@@ -168,15 +170,6 @@ impl Inspector {
         sent.iter_mut().for_each(|text| wipe(text));
         mask
     }
-}
-
-/// Return the certificates of a PEM file.
-fn certificates(pem: &str) -> Vec<Vec<u8>> {
-    pem.split("-----BEGIN CERTIFICATE-----")
-        .skip(1)
-        .filter_map(|part| part.split("-----END").next())
-        .filter_map(|text| base64::decode(text.as_bytes()))
-        .collect()
 }
 
 /// Decide about one request.
@@ -214,7 +207,7 @@ fn is_plain(path: &str, decoded: &str) -> bool {
     let hidden = ["%2e", "%2f", "%3b", "%5c", "%25", "%00", "//", ";"];
     let is_escape = |rest: &str| {
         let digits = rest.as_bytes().get(..2);
-        digits.map_or(false, |digits| digits.iter().all(u8::is_ascii_hexdigit))
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
     };
     let unclear = |c: char| c.is_control() || c == '\u{fffd}' || LIKE_DOTS_AND_SLASHES.contains(&c);
     !hidden.iter().any(|one| lower.contains(one))

@@ -141,7 +141,7 @@ pub fn wipe(text: &mut str) {
 
 pub fn wipe_bytes(bytes: &mut [u8]) {
     for byte in bytes {
-        // SAFETY: a byte of ours; volatile writes are not optimised away.
+        // SAFETY: our byte; volatile writes are not optimised away.
         unsafe { std::ptr::write_volatile(byte, 0) };
     }
 }

@@ -1,14 +1,14 @@
 //! New connections: the rules decide about each one, then it is dialled and relayed, or refused.
 
-use super::lookups::NO_ADDRESS;
+use super::dns::NO_ADDRESS;
 use super::{Connection, Egress, Item, State, Waiter};
 use crate::hello::{self, First};
 use crate::http::{Requests, ANOTHER, UNCLEAR};
 use crate::limits::{Room, TENANT_RULE};
 use crate::relay::Direction;
 use crate::rules::{Destination, Verdict};
-use crate::sockets::{connect, connected, peek, reset, sends_no_more};
-use crate::sys;
+use crate::sockets::{connect, connected, reset, sends_no_more};
+use crate::sys::{self, peek};
 use serde_json::{json, Value};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -99,9 +99,7 @@ impl Egress {
 
     /// Whether the bytes of a connection to this name pass unchecked: the network is full and not inspected.
     pub(super) fn is_free(&self, name: Option<&str>, port: u16) -> bool {
-        name.map_or(false, |name| {
-            self.config.rules.full && !self.inspects(name, port)
-        })
+        name.is_some_and(|name| self.config.rules.full && !self.inspects(name, port))
     }
 
     /// Count the connections that are not refused.

@@ -166,10 +166,10 @@ impl Egress {
                     let opaque =
                         c.checked && c.name.is_some() && matches!(c.state, State::Relaying);
                     let refused = !rules.decide(to, port).allowed
-                        || c.dialled.map_or(false, denied)
+                        || c.dialled.is_some_and(denied)
                         || unchecked
                         || opaque && !rules.decide_opaque(to, port).allowed;
-                    let closed = c.dialled.map_or(false, |at| !self.config.may_dial(at));
+                    let closed = c.dialled.is_some_and(|at| !self.config.may_dial(at));
                     (closed || refused && !rules.dry_run).then_some(*id)
                 }
                 _ => None,

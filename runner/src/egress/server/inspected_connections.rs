@@ -28,7 +28,7 @@ const NOT_SEARCHED: &str = "another protocol to the host of a secret; a rule mus
 impl Egress {
     pub(super) fn inspects(&self, name: &str, port: u16) -> bool {
         let inspector = self.config.inspector.as_ref();
-        inspector.map_or(false, |inspector| inspector.wants(name, port))
+        inspector.is_some_and(|inspector| inspector.wants(name, port))
     }
 
     /// Begin to inspect a connection whose first bytes are known. None: it is relayed without inspection.
@@ -72,7 +72,7 @@ impl Egress {
         let rules = &self.config.rules;
         !rules.dry_run
             && !rules.names_port(Destination::Name(name), port)
-            && inspector.map_or(false, |inspector| inspector.has_secret_on_any_port(name))
+            && inspector.is_some_and(|inspector| inspector.has_secret_on_any_port(name))
     }
 
     /// Refuse a connection that cannot be read, if only rules for requests allow its host.

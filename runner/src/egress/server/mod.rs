@@ -5,12 +5,12 @@
 
 mod connections;
 mod control;
+mod dns;
 mod inspected_connections;
-mod lookups;
 mod open_connections;
 
 use crate::config::Config;
-use crate::dns::Question;
+use crate::dns_messages::Question;
 use crate::hello;
 use crate::http::{Requests, UNCLEAR};
 use crate::inspect::Inspection;
@@ -20,8 +20,8 @@ use crate::record::Records;
 use crate::relay::{Direction, Pipes};
 use crate::resolver::Lookup;
 use crate::rules::Verdict;
-use crate::sockets::{delivers, pass_at_once, reset};
-use crate::sys::{self, check, Result};
+use crate::sockets::{delivers, reset};
+use crate::sys::{self, check, pass_at_once, Result};
 use inspected_connections::ENDING_PATIENCE;
 use serde_json::json;
 use std::collections::{HashMap, VecDeque};
@@ -331,7 +331,7 @@ impl Egress {
                 _ => None,
             };
             self.holding |= due.is_some();
-            if due.map_or(false, |due| due <= now) {
+            if due.is_some_and(|due| due <= now) {
                 paused.push(*id);
             }
         }
@@ -342,7 +342,7 @@ impl Egress {
             .iter()
             .filter(|(_, item)| match item {
                 Item::Connection(c) => {
-                    c.deadline.map_or(false, |d| d <= now)
+                    c.deadline.is_some_and(|d| d <= now)
                         || (matches!(c.state, State::Relaying | State::Inspecting(_))
                             && now.duration_since(c.active) > idle)
                 }

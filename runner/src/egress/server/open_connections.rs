@@ -5,8 +5,8 @@ use super::{Connection, Egress, Item};
 use crate::http::{Next, UNCLEAR};
 use crate::limits::Room;
 use crate::relay::Moved;
-use crate::sockets::{peek, reset, sends_no_more};
-use crate::sys::{self, Result};
+use crate::sockets::{reset, sends_no_more};
+use crate::sys::{self, peek, Result};
 use std::os::unix::io::AsRawFd;
 use std::time::Instant;
 
@@ -214,5 +214,5 @@ fn flow(moved: Moved, room: Room, source: i32, rule: &'static str) -> Flow {
 }
 
 fn has_ended(source: i32) -> bool {
-    peek(source, &mut [0u8; 1]).map_or(false, |bytes| bytes.is_empty())
+    peek(source, &mut [0u8; 1]).is_some_and(|bytes| bytes.is_empty())
 }

@@ -261,7 +261,7 @@ impl Exec {
 
     fn killed(&self) -> bool {
         let by_signal = |signal| self.state == State::Signaled || self.ended_by(signal);
-        self.state.is_over() && self.sent_signal.map_or(false, by_signal)
+        self.state.is_over() && self.sent_signal.is_some_and(by_signal)
     }
 
     pub fn to_json(&self) -> Value {

@@ -82,7 +82,7 @@ impl Execs {
     /// late report can belong to the one before.
     pub fn count_sweep(&mut self, number: u64) -> bool {
         self.changed.insert(number);
-        self.get_mut(number).map_or(false, |exec| {
+        self.get_mut(number).is_some_and(|exec| {
             exec.sweeps_done += 1;
             exec.timed_out || exec.sweeps_ordered > 0
         })
@@ -118,7 +118,7 @@ impl Execs {
         }
     }
 
-    /// Send a signal to the command: to all its processes (`tree`), or to the first one alone.
+    /// Send a signal to the command: to all its processes (`tree`), or only to the first one.
     pub fn signal(&mut self, number: u64, signal: i32, tree: bool, cx: &mut Context) -> Signalled {
         let sent = Signalled::Sent { until: 0 };
         let exec = match self.get_mut(number) {
@@ -164,7 +164,7 @@ impl Execs {
 
 /// Report whether the process could run and yet has not since it had used `ticks`.
 fn waits_for_processor(pid: i32, ticks: u64) -> bool {
-    processes::stat(pid).map_or(false, |shell| {
+    processes::stat(pid).is_some_and(|shell| {
         matches!(shell.state, b'R' | b'D') && shell.cpu_ticks < ticks + TURN_TICKS
     })
 }

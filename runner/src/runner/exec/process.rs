@@ -139,7 +139,7 @@ impl Execs {
 
     pub fn is_queued(&self, number: u64) -> bool {
         self.get(number)
-            .map_or(false, |exec| exec.state == State::Queued)
+            .is_some_and(|exec| exec.state == State::Queued)
     }
 }
 

@@ -140,7 +140,7 @@ impl Execs {
             let execs = &self.by_number;
             // A command that still has a reader, or a process that writes, is kept for longer.
             let unused = |number: &u64| {
-                execs.get(number).map_or(true, |exec| {
+                execs.get(number).is_none_or(|exec| {
                     exec.watchers.is_empty()
                         && exec.supervisor.is_none()
                         && exec.outputs.iter().all(Option::is_none)

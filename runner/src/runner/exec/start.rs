@@ -57,7 +57,7 @@ impl Start {
         let key = fields.text("key")?.map(str::to_owned);
         if key
             .as_ref()
-            .map_or(false, |k| k.is_empty() || k.len() > protocol::MAX_KEY)
+            .is_some_and(|k| k.is_empty() || k.len() > protocol::MAX_KEY)
         {
             return Err(Failure::invalid("key must be 1 to 256 bytes"));
         }
@@ -175,7 +175,7 @@ pub fn parse_env(fields: &Fields, shell: bool) -> Result<Env, Failure> {
 pub fn is_identifier(name: &[u8]) -> bool {
     let first = name
         .first()
-        .map_or(false, |c| c.is_ascii_alphabetic() || *c == b'_');
+        .is_some_and(|c| c.is_ascii_alphabetic() || *c == b'_');
     first && name.iter().all(|c| c.is_ascii_alphanumeric() || *c == b'_')
 }
 

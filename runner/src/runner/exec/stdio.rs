@@ -14,7 +14,7 @@ use std::os::unix::io::AsRawFd;
 const BLOCK: usize = 64 << 10;
 /// Input that may wait for one command, over all streams that feed it.
 const MAX_INPUT: usize = 4 << 20;
-/// How long a terminal is left alone that is open in no process.
+/// How long a terminal that no process has open is kept.
 const TERMINAL_MS: u64 = 20;
 const READER_NS: u64 = 200_000;
 const END_OF_TRANSMISSION: &[u8] = &[4];
@@ -197,7 +197,7 @@ impl Execs {
         let idle = exec.input.queue.is_empty();
         if idle && exec.input.closing && !dead {
             if exec.input.terminal {
-                // A terminal has no end of file of its own; this is how a person types it.
+                // A terminal has no end of file; this is how a person types it.
                 dead = sys::write(fd, END_OF_TRANSMISSION) != Err(libc::EAGAIN);
             } else {
                 dead = true;

@@ -1,4 +1,4 @@
-//! The exec verbs that need commands alone: output, wait, stdin, resize, list.
+//! The exec verbs that need only commands: output, wait, stdin, resize, list.
 
 use super::start::parse_size;
 use super::{pty, Exec, Execs, PTY};
@@ -101,7 +101,7 @@ impl Execs {
     ) -> Result<(), Failure> {
         let number = self.find(fields)?;
         let close = fields.flag("close", false)?;
-        if !self.get(number).map_or(false, Exec::takes_input) {
+        if !self.get(number).is_some_and(Exec::takes_input) {
             return Err(Failure::new("closed", "the command takes no input"));
         }
         let feed = Feed {

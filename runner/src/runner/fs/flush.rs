@@ -11,7 +11,7 @@ use std::os::unix::io::{BorrowedFd, OwnedFd};
 /// A file is written back in pieces of this size while it arrives, so that the end of a large one does
 /// not hold up other streams for long.
 const WINDOW_BYTES: u64 = 4 << 20;
-/// The same for many small files, on a file system of the sandbox alone.
+/// The same for many small files, on a file system that only the sandbox uses.
 const BATCH_BYTES: u64 = 64 << 20;
 /// <linux/major.h>
 const LOOP_MAJOR: u32 = 7;
@@ -71,7 +71,7 @@ impl Flush {
         let alone = whole
             .as_ref()
             .and_then(|dir| sys::stat_fd(as_fd(dir)).ok())
-            .map_or(false, |stat| sys::major(stat.st_dev) == LOOP_MAJOR);
+            .is_some_and(|stat| sys::major(stat.st_dev) == LOOP_MAJOR);
         Batches {
             flush: self,
             whole,

@@ -12,9 +12,9 @@ const MOST_LINKS: usize = 40;
 #[cfg(test)]
 thread_local! {
     /// For tests: this thread behaves as if openat2 were forbidden.
-    pub static WITHOUT_OPENAT2: std::cell::Cell<bool> = std::cell::Cell::new(false);
+    pub static WITHOUT_OPENAT2: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
     /// For tests: this thread behaves as if /proc were not mounted.
-    pub static WITHOUT_PROC: std::cell::Cell<bool> = std::cell::Cell::new(false);
+    pub static WITHOUT_PROC: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// Return an `O_PATH` descriptor of what `path` leads to from `start`. `extra` may be `O_DIRECTORY`.

@@ -35,7 +35,7 @@ use serde_json::Value;
 
 /// Remove a tree with everything in it; it is fine if it does not exist. No link is followed.
 ///
-/// For a host that can reach a directory only through a container: it runs this alone, with no user
+/// For a host that can reach a directory only through a container: it runs only this, with no user
 /// code beside it.
 pub fn erase(path: &[u8]) -> Result<(), Failure> {
     let cut = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
@@ -59,7 +59,7 @@ pub fn erase(path: &[u8]) -> Result<(), Failure> {
 
 /// Copy what a directory contains into another one, and wait until it is on disk. No link is followed.
 ///
-/// For a cluster, in which only a Pod reaches both volumes: it runs this alone, with no user code beside
+/// For a cluster, in which only a Pod reaches both volumes: it runs only this, with no user code beside
 /// it.
 pub fn copy_tree(source: &[u8], target: &[u8]) -> Result<(), Failure> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;

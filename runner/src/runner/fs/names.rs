@@ -1,4 +1,6 @@
-//! Paths as bytes: joining, cleaning, splitting. Does not look at any file system.
+//! Paths as bytes: joining, cleaning, splitting, showing. Does not look at any file system.
+
+pub use crate::tar::show;
 
 /// Return `dir/name`, without doubling the slash of the root.
 pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
@@ -17,7 +19,7 @@ pub fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|part| !part.is_empty() && *part != b".")
 }
 
-/// Return an absolute path without `.`, `..`, doubled or trailing slashes, from the path alone.
+/// Return an absolute path without `.`, `..`, doubled or trailing slashes, from the path only.
 pub fn clean(path: &[u8]) -> Vec<u8> {
     let mut parts: Vec<&[u8]> = Vec::new();
     for part in components(path) {
@@ -45,7 +47,7 @@ pub struct Split<'a> {
     pub slash: bool,
 }
 
-/// Return parent and last name; `None` where the path has no name of its own (`/`, `.`, `..`).
+/// Return parent and last name; `None` where the path has no name (`/`, `.`, `..`).
 pub fn split(path: &[u8]) -> Option<Split<'_>> {
     let end = path.iter().rposition(|&c| c != b'/')? + 1;
     let start = path[..end]
@@ -69,17 +71,6 @@ pub fn base_name(path: &[u8]) -> &[u8] {
         Some(at) if at + 1 < path.len() => &path[at + 1..],
         _ => path,
     }
-}
-
-/// Return a path for a message: readable, on one line, and short.
-pub fn show(path: &[u8]) -> String {
-    const MOST: usize = 200;
-    let cut = &path[..path.len().min(MOST)];
-    let mut shown = String::from_utf8_lossy(cut).escape_debug().to_string();
-    if path.len() > MOST {
-        shown.push('…');
-    }
-    shown
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! `fs.read`: a range of a regular file, straight into DATA frames, as fast as credit allows.
 //!
 //! The size is read once; a file that grows is read to that size, one that shrinks ends early and the
-//! RESULT says how many bytes came. Anything but a regular file is `not_regular` before it is opened,
-//! and so are files of pseudo file systems, whose size means nothing and whose reads may block for
-//! ever.
+//! RESULT has the number of bytes. Anything but a regular file is `not_regular` before it is
+//! opened, and so are files of pseudo file systems, whose size means nothing and whose reads may
+//! block for ever.
 //!
 //! A client on the same kernel can ask for the open file itself: it then reads without us. Small files
 //! are sent in any case, which is faster, and so are files of file systems whose reads another program

@@ -136,7 +136,7 @@ impl Remover {
                 Ok(())
             }
             // Gone or replaced since; the next reading of this directory will show.
-            Err(error) if matches!(error, libc::ENOENT | libc::ENOTDIR | libc::ELOOP) => Ok(()),
+            Err(libc::ENOENT | libc::ENOTDIR | libc::ELOOP) => Ok(()),
             Err(error) => Err(error),
         }
     }

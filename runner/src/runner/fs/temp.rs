@@ -13,7 +13,7 @@ pub enum Purpose {
     Replace,
 }
 
-/// Report whether `name` is a temporary name of ours, and what for.
+/// Report whether `name` is one of our temporary names, and what for.
 pub fn purpose(name: &[u8]) -> Option<Purpose> {
     let middle = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
     match middle {

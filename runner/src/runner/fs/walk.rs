@@ -292,13 +292,13 @@ impl Walker {
             return Ok(());
         }
         for (name, _) in Records(&self.records[..count]) {
-            if level.after.as_deref().map_or(false, |after| name <= after) {
+            if level.after.as_deref().is_some_and(|after| name <= after) {
                 continue;
             }
             if scan.names.len() == self.batch {
                 let largest = scan.names.iter().next_back();
-                if largest.map_or(false, |largest| name >= largest.as_slice()) {
-                    scan.more |= largest.map_or(false, |largest| name > largest.as_slice());
+                if largest.is_some_and(|largest| name >= largest.as_slice()) {
+                    scan.more |= largest.is_some_and(|largest| name > largest.as_slice());
                     continue;
                 }
             }

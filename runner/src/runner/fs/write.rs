@@ -136,7 +136,7 @@ impl Write {
             None => return Ok(()),
         };
         self.written += bytes.len() as u64;
-        if self.size.map_or(false, |size| self.written > size) {
+        if self.size.is_some_and(|size| self.written > size) {
             return Err(self.wrong_size());
         }
         sys::write_all(temp.file(), bytes)
@@ -145,7 +145,7 @@ impl Write {
     }
 
     fn finish(&mut self) -> Result<Value, Failure> {
-        if self.size.map_or(false, |size| self.written != size) {
+        if self.size.is_some_and(|size| self.written != size) {
             return Err(self.wrong_size());
         }
         let mut temp = match self.temp.take() {

@@ -220,7 +220,7 @@ impl Server {
         }
     }
 
-    /// The stream ends without an answer of its own: undo what is half done.
+    /// The stream ends without its answer: undo what is half done.
     fn abandon(&mut self, stream: StreamId, open: Stream) {
         let exec = open.work.exec();
         match open.work {
@@ -266,7 +266,7 @@ impl Server {
             if let Some(token) = connection.write_token {
                 poll.remove(connection.out.raw(), token);
             }
-            // Answers given before the client went away may still be read.
+            // Answers given before the client left may still be read.
             connection.out.flush();
             for (stream, open) in connection.streams.drain() {
                 self.abandon((id, stream), open);

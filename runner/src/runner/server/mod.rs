@@ -179,7 +179,8 @@ impl Server {
         }
     }
 
-    /// Tell every client that this end is planned; the event is sent at the end of this turn.
+    /// Announce to every client that this end is planned; the event is sent at the end of this
+    /// turn.
     fn end_by_lease(&mut self) {
         let reason = self.cx.lease.reason(sys::boot_ns());
         let event = json!({ "event": "ending", "reason": reason });
@@ -192,7 +193,7 @@ impl Server {
     pub fn wait_for_clients(&self) {
         let until = sys::boot_ns() + PARTING_NS;
         let shut = |fd: &RawFd| {
-            // SAFETY: a descriptor of ours; one that is not a socket is refused.
+            // SAFETY: our descriptor; one that is not a socket is refused.
             unsafe { libc::shutdown(*fd, libc::SHUT_WR) == 0 }
         };
         let open: Vec<RawFd> = self.cx.clients.outputs().filter(shut).collect();

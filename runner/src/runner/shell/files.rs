@@ -94,7 +94,7 @@ impl Directory {
             exec.watch_output(number, source, reader, poll)?;
         }
         if exec.start.stdin_stream {
-            // A FIFO opens for writing alone only while another descriptor has it open for reading.
+            // A FIFO opens for writing only while another descriptor has it open for reading.
             let writer = identity.as_runner(|| {
                 sys::make_fifo(&input, 0o644)?;
                 let _reader = open_fifo(&input, libc::O_RDWR)?;
@@ -151,7 +151,7 @@ impl Directory {
     pub fn clean(&mut self, identity: &Identity, exec: Option<&Exec>) {
         let mut files = std::mem::take(&mut self.files);
         for (name, source) in [("out", STDOUT), ("err", STDERR)] {
-            if exec.map_or(true, |exec| exec.has_output(source)) {
+            if exec.is_none_or(|exec| exec.has_output(source)) {
                 files.push(self.file(name));
             }
         }
@@ -198,7 +198,7 @@ fn open_fifo(path: &[u8], access: i32) -> Result<OwnedFd, Errno> {
 }
 
 pub fn is_directory(path: &[u8]) -> bool {
-    sys::stat(path).map_or(false, |stat| sys::is_dir(&stat))
+    sys::stat(path).is_ok_and(|stat| sys::is_dir(&stat))
 }
 
 pub fn is_bash(program: &[u8]) -> bool {

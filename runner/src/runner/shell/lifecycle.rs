@@ -383,7 +383,7 @@ impl Shells {
             _ => return,
         };
         // A waiting shell sleeps. One that runs may have read its command, and not yet closed the FIFO.
-        let asleep = processes::stat(shell.pid).map_or(false, |process| process.state == b'S');
+        let asleep = processes::stat(shell.pid).is_some_and(|process| process.state == b'S');
         let bash = files::is_bash(&shell.program);
         if let Some(directory) = shell.directory.as_mut().filter(|_| bash && asleep) {
             if let Ok(fifo) = directory.open_command_fifo(&cx.config.identity) {

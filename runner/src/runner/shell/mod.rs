@@ -118,7 +118,7 @@ impl Shell {
 
 pub struct Shells {
     by_id: BTreeMap<u64, Shell>,
-    /// Where each shell has a directory of its own.
+    /// Where each shell has its own directory.
     state_dir: Vec<u8>,
 }
 
@@ -237,9 +237,9 @@ impl Shells {
             Some(shell) => shell,
             None => return,
         };
-        let childless = |pid| processes::children(pid).map_or(false, |list| list.is_empty());
-        let only_shell = |pid| processes::children(pid).map_or(false, |list| list == [shell.pid]);
-        if childless(shell.pid) && shell.supervisor.map_or(false, only_shell) {
+        let childless = |pid| processes::children(pid).is_some_and(|list| list.is_empty());
+        let only_shell = |pid| processes::children(pid).is_some_and(|list| list == [shell.pid]);
+        if childless(shell.pid) && shell.supervisor.is_some_and(only_shell) {
             // There is nothing to spare: no need to wait for the supervisor.
             self.prepare(id, execs, cx);
         } else {
@@ -262,7 +262,7 @@ impl Shells {
         }
         let late = shell
             .current
-            .map_or(false, |number| execs.cancel_grace(number, cx));
+            .is_some_and(|number| execs.cancel_grace(number, cx));
         if late {
             shell.phase = Phase::Settling;
             shell.late_answer = Some(answer);

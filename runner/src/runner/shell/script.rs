@@ -6,7 +6,7 @@
 //! backslash, so no alias applies.
 //!
 //! The command runs in `eval`, so that messages of the shell name the shell and the line, as those of
-//! `sh -c` do, and no file of ours. bash would name what it is sourcing, so there that only
+//! `sh -c` do, and none of our files. bash would name what it is sourcing, so there that only
 //! assigns the call to a variable and the loop evaluates it. Other shells evaluate it while sourcing, where
 //! `return` ends the command and not the loop.
 
@@ -135,7 +135,7 @@ fn redirections(standard: &Standard, error: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Quote `bytes` as one word on one line, for bash alone and independent of its locale.
+/// Quote `bytes` as one word on one line, only for bash and independent of its locale.
 fn one_line(bytes: &[u8]) -> Vec<u8> {
     let mut word = Vec::with_capacity(bytes.len() + 8);
     word.extend_from_slice(b"$'");

@@ -1,4 +1,4 @@
-//! Messages between the runner and a supervisor: packets of a few words on a socket of their own.
+//! Messages between the runner and a supervisor: packets of a few words on a separate socket.
 
 use crate::sys::{self, Errno};
 use std::os::unix::io::RawFd;
@@ -12,7 +12,7 @@ pub enum Order {
     Signal(i32),
     /// Signal every process of the command, or the shell itself if it has none.
     SignalShell(i32),
-    /// Signal the first process of the command alone.
+    /// Signal only the first process of the command.
     SignalRoot(i32),
     /// Kill every process of the command (a shell itself survives).
     Sweep,

@@ -3,7 +3,7 @@
 //! At most one idle supervisor is kept for the next command, because forking a process is the most
 //! expensive part of starting one (see the module documentation of `supervisor` for the numbers). A
 //! supervisor with no process left below it reports that and waits. It is kept while it is the only idle
-//! one, for some seconds; closing its socket lets it go. If anything goes wrong with it before it has begun
+//! one, for some seconds; closing its socket lets it go. If it fails before it has begun
 //! to start a command, a new supervisor is forked for that command, so the client never notices.
 
 use super::handover;
@@ -188,11 +188,11 @@ impl Supervisors {
 
     /// Report whether the command was handed to this supervisor, now dead, and certainly not started.
     pub fn never_started(&self, pid: i32, number: u64) -> bool {
-        let reused = self.by_pid.get(&pid).map_or(false, |s| s.reused);
+        let reused = self.by_pid.get(&pid).is_some_and(|s| s.reused);
         reused && !self.registry.has_started(pid, number)
     }
 
-    /// Kill a supervisor that was stopped; other children of the runner are left alone.
+    /// Kill a supervisor that was stopped; other children of the runner are not touched.
     ///
     /// A stopped supervisor enforces no deadline, and nothing has reason to stop one. Only where user code
     /// may signal it can that happen at all. Its death is handled like any other.

@@ -2,7 +2,7 @@
 //!
 //! It is a child subreaper, so every process that the command starts reusable below it. It reports how the
 //! command ended, kills on order, and reusable as the reaper while any process below it lives. Then it
-//! waits for another command, unless it carried a shell. If the runner goes away it kills everything
+//! waits for another command, unless it carried a shell. If the runner ends it kills everything
 //! and exits.
 
 use crate::identity::Identity;
@@ -116,11 +116,11 @@ struct Spending {
 
 impl Spending {
     fn add(&mut self, usage: &libc::rusage) {
-        let us = |time: libc::timeval| time.tv_sec as i64 * 1_000_000 + time.tv_usec as i64;
+        let us = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
         self.cpu_us += us(usage.ru_utime) + us(usage.ru_stime);
-        self.peak_rss = self.peak_rss.max(usage.ru_maxrss as i64 * 1024);
-        self.read_blocks += usage.ru_inblock as i64;
-        self.written_blocks += usage.ru_oublock as i64;
+        self.peak_rss = self.peak_rss.max(usage.ru_maxrss * 1024);
+        self.read_blocks += usage.ru_inblock;
+        self.written_blocks += usage.ru_oublock;
     }
 }
 
@@ -133,13 +133,13 @@ impl Supervisor<'_> {
         registry: &Registry,
         control: RawFd,
     ) {
-        // SAFETY: attributes of this process alone.
+        // SAFETY: only attributes of this process.
         unsafe {
             libc::setsid();
             libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         }
         let started = fork_program(program, wiring, identity, false);
-        // SAFETY: onto a number that nothing of ours uses in this process.
+        // SAFETY: onto a number that we do not use in this process.
         unsafe {
             if control != 3 {
                 libc::dup3(control, 3, libc::O_CLOEXEC);
@@ -359,8 +359,8 @@ impl Supervisor<'_> {
 
     /// Return every process below us now, without the shell.
     fn existing_processes(&self) -> Vec<(i32, u64)> {
-        let alone = |pid| processes::children(pid).map_or(false, |list| list.is_empty());
-        let only_shell = processes::children(self.family.top).map_or(false, |l| l == [self.root]);
+        let alone = |pid| processes::children(pid).is_some_and(|list| list.is_empty());
+        let only_shell = processes::children(self.family.top).is_some_and(|l| l == [self.root]);
         if only_shell && alone(self.root) {
             return Vec::new();
         }

@@ -135,7 +135,7 @@ impl Program {
 }
 
 fn prepare(wiring: &Wiring, identity: &Identity) -> Result<(), Errno> {
-    // SAFETY: system calls on descriptors and attributes of this child alone.
+    // SAFETY: system calls only on descriptors and attributes of this child.
     unsafe {
         if wiring.own_session {
             sys::check(libc::setsid())?;

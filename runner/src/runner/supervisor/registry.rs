@@ -79,7 +79,7 @@ impl Registry {
 
     pub fn has_started(&self, pid: i32, command: u64) -> bool {
         let started = |slot: usize| self.0.started[slot].load(Ordering::SeqCst) == command;
-        self.slot(pid).map_or(true, started)
+        self.slot(pid).is_none_or(started)
     }
 
     fn slot(&self, pid: i32) -> Option<usize> {

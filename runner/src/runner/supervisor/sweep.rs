@@ -71,7 +71,7 @@ impl Family {
     /// Kill every member. The caller is the top, and `reap` collects its dead children.
     pub fn sweep(&self, reap: &mut dyn FnMut()) {
         reap();
-        // Leave the shell alone if there is nothing to kill: gVisor does not resume a system call that
+        // Do not signal the shell if there is nothing to kill: gVisor does not resume a system call that
         // a stop interrupts, and a shell that waits for its next command would end.
         if self.orphans().is_empty() && self.members().is_empty() {
             return;
@@ -113,7 +113,7 @@ impl Family {
             if fresh.is_empty() {
                 break;
             }
-            // A signal to a group reaches processes that are being forked. Groups below are ours alone:
+            // A signal to a group reaches processes that are being forked. The groups below have only our processes:
             // the top started its child in a new session (or, for a shell, it is the leader of its own
             // group, which is excluded here).
             let groups: HashSet<i32> = fresh.iter().map(|member| member.group).collect();

@@ -3,16 +3,16 @@
 //! Paths, arguments, names and environment values are byte strings on Linux; JSON has only Unicode
 //! strings. Decoding returns `None` for anything else, and the caller names the field.
 
+use base64::engine::general_purpose::STANDARD;
+use base64::engine::Engine;
 use serde_json::{Map, Value};
-
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 pub fn to_json(bytes: &[u8]) -> Value {
     match std::str::from_utf8(bytes) {
         Ok(text) => Value::String(text.to_owned()),
         Err(_) => {
             let mut map = Map::new();
-            map.insert("b64".to_owned(), Value::String(encode(bytes)));
+            map.insert("b64".to_owned(), Value::String(STANDARD.encode(bytes)));
             Value::Object(map)
         }
     }
@@ -23,69 +23,13 @@ pub fn to_json(bytes: &[u8]) -> Value {
 pub fn from_json(value: &Value) -> Option<Vec<u8>> {
     match value {
         Value::String(text) => Some(text.as_bytes().to_vec()),
-        Value::Object(map) if map.len() == 1 => decode(map.get("b64")?.as_str()?),
+        Value::Object(map) if map.len() == 1 => STANDARD.decode(map.get("b64")?.as_str()?).ok(),
         _ => None,
     }
 }
 
 pub fn no_nul(bytes: &[u8]) -> bool {
     !bytes.contains(&0)
-}
-
-fn encode(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity((bytes.len() + 2) / 3 * 4);
-    for group in bytes.chunks(3) {
-        let word = u32::from(group[0]) << 16
-            | u32::from(*group.get(1).unwrap_or(&0)) << 8
-            | u32::from(*group.get(2).unwrap_or(&0));
-        for place in 0..4 {
-            if place <= group.len() {
-                let index = (word >> (18 - 6 * place)) & 63;
-                text.push(char::from(ALPHABET[index as usize]));
-            } else {
-                text.push('=');
-            }
-        }
-    }
-    text
-}
-
-fn decode(text: &str) -> Option<Vec<u8>> {
-    let text = text.as_bytes();
-    if text.len() % 4 != 0 {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let groups = text.len() / 4;
-    for (at, group) in text.chunks(4).enumerate() {
-        let padding = group.iter().rev().take_while(|&&c| c == b'=').count();
-        if padding > 2 || (padding > 0 && at + 1 != groups) {
-            return None;
-        }
-        let mut word = 0u32;
-        for &c in &group[..4 - padding] {
-            word = word << 6 | u32::from(sextet(c)?);
-        }
-        word <<= 6 * padding;
-        // Bits that padding drops must be zero, or two strings would mean the same bytes.
-        if word & ((1 << (8 * padding)) - 1) != 0 {
-            return None;
-        }
-        let raw = word.to_be_bytes();
-        bytes.extend_from_slice(&raw[1..4 - padding]);
-    }
-    Some(bytes)
-}
-
-fn sextet(c: u8) -> Option<u8> {
-    match c {
-        b'A'..=b'Z' => Some(c - b'A'),
-        b'a'..=b'z' => Some(c - b'a' + 26),
-        b'0'..=b'9' => Some(c - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ impl Failure {
         Failure::new("invalid", message)
     }
 
-    /// Return the protocol's error for an errno. `what` says what was attempted, on what.
+    /// Return the protocol's error for an errno. `what`: what was attempted, on what.
     pub fn from_errno(errno: i32, what: impl Into<String>) -> Failure {
         let code = match errno {
             libc::ENOENT => "not_found",
@@ -100,7 +100,7 @@ pub trait Out {
     fn event(&mut self, body: Value);
     /// Send an event and a descriptor with it. The descriptor may be lost on the way.
     fn descriptor(&mut self, body: Value, descriptor: OwnedFd);
-    /// Tell the client it may send `n` more DATA bytes.
+    /// Permit the client to send `n` more DATA bytes.
     fn grant(&mut self, n: u32);
     fn result(&mut self, body: Value);
     fn error(&mut self, failure: Failure);

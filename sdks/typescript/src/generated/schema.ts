@@ -333,6 +333,7 @@ export interface CreateBody {
 /** A backend that did not answer the last check. Its sessions are left alone. */
 export interface Degraded {
   backend: string;
+  /** Only for keys with the scope admin, and so is the hint. */
   reason: string;
   hint: string;
 }
@@ -1191,7 +1192,7 @@ export interface RunBody {
   limits?: RunBodyLimits | undefined;
   code: string;
   /** python, node, bash or sh, or another name for one of them. */
-  runtime?: "python" | "node" | "bash" | "sh" | "linux" | "shell" | "python3" | "javascript" | undefined;
+  runtime?: "python" | "node" | "bash" | "sh" | "linux" | "shell" | "python3" | "javascript" | "py" | "js" | undefined;
   args?: readonly string[] | undefined;
   /** Paths below the workspace, written before the code runs; or a list of stored files: `fileKey`, and `path` (or `destination`) if it is not the last part of the key. */
   files?: Record<string, string | RunFile> | readonly Record<string, string>[] | undefined;

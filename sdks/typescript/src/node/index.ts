@@ -25,7 +25,7 @@ interface Dispatcher {
 }
 
 /**
- * Return a dispatcher without time limits of its own.
+ * Return a dispatcher that has no time limits.
  *
  * Node's `fetch` gives up when an answer takes 5 minutes to begin, and commands may take longer. Its
  * dispatcher cannot be imported as a module; the global one has the class. Where it is another

@@ -1,5 +1,6 @@
 /**
- * A WebSocket client for Node: version 20 has none, and no version's own tells why a server refused.
+ * A WebSocket client for Node: version 20 has none, and no version's own reports why a server
+ * refused.
  *
  * Implements what a client of one daemon needs of RFC 6455: no extensions, no subprotocols.
  */
@@ -158,7 +159,7 @@ class NodeSocket implements Socket {
   }
 
   private beat(): void {
-    // A paused stream hears no answer.
+    // A paused stream receives no answer.
     if (!this.alive && !this.stream.isPaused()) {
       this.stream.destroy();
       this.finish();

@@ -9,10 +9,10 @@ use crate::fs::names;
 use crate::fs::policy::Policy;
 use crate::fs::request::Request;
 use crate::fs::resolve::failed;
-use crate::fs::tar::reader::Kind;
-use crate::fs::tar::writer::{padding, write_header, Header, END};
+use crate::fs::tar::writer::{write_header, Header, Kind, END};
 use crate::fs::walk::{Visit, Walker};
 use crate::sys::{self, as_fd, Stat};
+use crate::tar::padding;
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::json;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
@@ -156,7 +156,7 @@ impl TarOut {
             None => return Ok(()),
         };
         if body.offset == body.size {
-            let zeros = padding(body.size);
+            let zeros = padding(body.size) as usize;
             self.ready.resize(self.ready.len() + zeros, 0);
             self.bytes += body.size;
             self.body = None;

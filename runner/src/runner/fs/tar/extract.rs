@@ -13,11 +13,11 @@ use crate::fs::policy::Policy;
 use crate::fs::request::Request;
 use crate::fs::resolve::{failed, Resolver};
 use crate::fs::tar::links::{self, Path};
-use crate::fs::tar::reader::{Item, Kind, Member, Reader};
 use crate::fs::temp::{self, Purpose, TempFile};
 use crate::fs::walk::Trail;
 use crate::fs::{lookup, names};
 use crate::sys::{self, as_fd, Times};
+use crate::tar::reader::{Item, Kind, Member, Reader, Reason, Refusal};
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::json;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
@@ -148,6 +148,7 @@ impl TarIn {
     }
 
     fn begin(&mut self, member: &Member) -> Result<(), Failure> {
+        check_kind(member)?;
         self.entries += 1;
         self.bytes = self.bytes.saturating_add(member.size);
         if self.entries > self.max_entries || self.bytes > self.max_bytes {
@@ -182,12 +183,12 @@ impl TarIn {
                     let _ = sys::set_times_at(
                         dir,
                         temp,
-                        Times::accessed_now(sys::timespec(member.mtime, 0)),
+                        Times::accessed_now(sys::timespec(member.mtime.seconds, 0)),
                     );
                     Ok(())
                 })
             }
-            Kind::HardLink => self.hard_link(dir, name, member, &full),
+            _ => self.hard_link(dir, name, member, &full),
         }
     }
 
@@ -270,7 +271,7 @@ impl TarIn {
             name: name.to_vec(),
             path: full,
             mode: member.mode & 0o777,
-            mtime: member.mtime,
+            mtime: member.mtime.seconds,
             size: member.size,
             windows: self.flush.by_windows(),
         });
@@ -362,7 +363,9 @@ impl TarIn {
         if !self.no_more {
             return Ok(Step::Idle);
         }
-        self.reader.finish()?;
+        if !self.reader.has_ended() {
+            return Err(Failure::invalid("archive: it stops before its end marker"));
+        }
         if !self.set_late_modes() {
             return Ok(Step::Again);
         }
@@ -379,6 +382,32 @@ impl TarIn {
             out.error(failure);
             Step::Done
         })
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        let message = format!("archive: {}", refusal.message);
+        match refusal.reason {
+            Reason::Unsupported => Failure::new("unsupported", message),
+            _ => Failure::invalid(message),
+        }
+    }
+}
+
+/// Refuse devices and FIFOs, and what readers of tar take for different things: a link or a directory
+/// with a body.
+fn check_kind(member: &Member) -> Result<(), Failure> {
+    let name = || names::show(&member.name);
+    match member.kind {
+        Kind::Device | Kind::Fifo => Err(Failure::new(
+            "blocked",
+            format!("archive: {} is a device or a FIFO", name()),
+        )),
+        Kind::Directory | Kind::Symlink | Kind::HardLink if member.size != 0 => Err(
+            Failure::invalid(format!("archive: {} is not a file and has a size", name())),
+        ),
+        _ => Ok(()),
     }
 }
 

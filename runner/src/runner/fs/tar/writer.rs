@@ -1,10 +1,17 @@
 //! Headers of the archives that we write: ustar, with a pax header where a field does not fit.
 
-use crate::fs::tar::reader::Kind;
-use crate::tar::BLOCK;
+use crate::tar::{padding, BLOCK};
 
 const MOST_OCTAL_11: u64 = 0o777_7777_7777;
 const MOST_OCTAL_7: u32 = 0o777_7777;
+
+/// What archives that we write contain. A hard link is written as a file.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    File,
+    Directory,
+    Symlink,
+}
 
 pub struct Header<'a> {
     pub kind: Kind,
@@ -19,11 +26,6 @@ pub struct Header<'a> {
 
 /// The end marker: two blocks of zeros.
 pub const END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
-
-/// Return how many zeros follow a body of `size` bytes.
-pub fn padding(size: u64) -> usize {
-    (BLOCK - (size % BLOCK as u64) as usize) % BLOCK
-}
 
 /// Append the header, preceded by a pax header when a field needs one.
 pub fn write_header(into: &mut Vec<u8>, header: &Header<'_>) {
@@ -41,11 +43,10 @@ pub fn write_header(into: &mut Vec<u8>, header: &Header<'_>) {
         });
         into.extend_from_slice(&block);
         into.extend_from_slice(&records);
-        into.resize(into.len() + padding(records.len() as u64), 0);
+        into.resize(into.len() + padding(records.len() as u64) as usize, 0);
     }
     let flag = match header.kind {
         Kind::File => b'0',
-        Kind::HardLink => b'1',
         Kind::Symlink => b'2',
         Kind::Directory => b'5',
     };

@@ -23,6 +23,8 @@ fn every_hostile_archive_is_refused_and_changes_nothing_outside() {
     short_body.truncate(700);
     let mut sparse_pax = pax(&[("GNU.sparse.major", "1"), ("GNU.sparse.minor", "0")]);
     sparse_pax.extend(file("a", b""));
+    let mut sparse_directory = pax(&[("GNU.sparse.name", "b")]);
+    sparse_directory.extend(directory("a"));
     let cases: Vec<(&str, Vec<u8>, &str)> = vec![
         ("parent", archive(&[file("../evil", b"x")]), "blocked"),
         (
@@ -259,6 +261,11 @@ fn every_hostile_archive_is_refused_and_changes_nothing_outside() {
             "invalid",
         ),
         ("pax sparse", archive(&[sparse_pax]), "unsupported"),
+        (
+            "pax sparse directory",
+            archive(&[sparse_directory]),
+            "unsupported",
+        ),
         (
             "GNU sparse",
             archive(&[header(b"a", b'S', &octal(0), b"", b"0000644")]),

@@ -89,6 +89,16 @@ fn valid_archives_similar_to_hostile_ones_are_unpacked() {
             b"",
         ),
         (
+            "directory of the type of files, and a global time",
+            archive(&[
+                extension(b'g', b"11 mtime=5\n"),
+                header(b"d/", b'0', &octal(0), b"", b"0000755"),
+                file("d/f", b"14"),
+            ]),
+            "d/f",
+            b"14",
+        ),
+        (
             "volume label",
             archive(&[
                 header(b"v", b'V', &octal(0), b"", b"0000644"),

@@ -153,8 +153,9 @@ fn file_that_shrinks_while_it_is_read_is_padded() {
 
 #[test]
 fn numbers_too_large_for_a_field_go_into_a_pax_header() {
-    use crate::fs::tar::reader::{Item, Kind, Member, Reader};
-    use crate::fs::tar::writer::{write_header, Header};
+    use crate::fs::tar::writer::{write_header, Header, Kind};
+    use crate::tar::reader::{self, Item, Member, Reader};
+    use crate::tar::Time;
     for (size, mtime) in [(1u64 << 40, -5i64), (0o77777777777, 1 << 40), (7, 7)] {
         let mut bytes = Vec::new();
         write_header(
@@ -175,12 +176,16 @@ fn numbers_too_large_for_a_field_go_into_a_pax_header() {
             Item::Member(member) => assert_eq!(
                 member,
                 Member {
-                    kind: Kind::File,
+                    kind: reader::Kind::File,
                     name: b"\xff odd".to_vec(),
                     target: Vec::new(),
-                    size,
                     mode: 0o640,
-                    mtime,
+                    uid: Ok(u64::from(u32::MAX)),
+                    gid: Ok(5),
+                    mtime: Time::whole(mtime),
+                    xattrs: Vec::new(),
+                    size,
+                    sparse: None,
                 }
             ),
             _ => panic!("no member"),

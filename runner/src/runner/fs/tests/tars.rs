@@ -30,7 +30,7 @@ pub fn octal(size: usize) -> Vec<u8> {
 }
 
 pub fn padded(mut bytes: Vec<u8>) -> Vec<u8> {
-    bytes.resize((bytes.len() + 511) / 512 * 512, 0);
+    bytes.resize(bytes.len().div_ceil(512) * 512, 0);
     bytes
 }
 

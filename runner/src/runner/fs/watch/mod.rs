@@ -53,7 +53,7 @@ pub struct Watch {
     scan: Option<Scan>,
     /// Directories that left their name and have not arrived anywhere yet, by cookie.
     moving: HashMap<u32, Wd>,
-    /// Temporary files of ours that are being renamed, by cookie.
+    /// Our temporary files that are being renamed, by cookie.
     placing: HashMap<u32, Purpose>,
     last: Option<(&'static str, Vec<u8>)>,
     lost: bool,

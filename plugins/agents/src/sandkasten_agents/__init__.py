@@ -1,0 +1,1 @@
+"""Agents in prompt files, workflows of them, and their runs, as a plugin."""

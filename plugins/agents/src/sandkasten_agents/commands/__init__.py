@@ -1,0 +1,1 @@
+"""Commands of agents and workflows."""

@@ -1,0 +1,1 @@
+"""Routes of agents, workflows and runs."""

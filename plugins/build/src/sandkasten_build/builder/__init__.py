@@ -1,0 +1,1 @@
+"""Build images from Debian packages, recipes and Dockerfiles."""

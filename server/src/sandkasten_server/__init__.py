@@ -1,0 +1,1 @@
+"""The daemon: HTTP API, command line, dashboard, records. The runtime does not import it."""

@@ -1,0 +1,1 @@
+"""Previews: each port of a sandbox on its own origin, for browsers."""

@@ -1,0 +1,1 @@
+"""The assembly of a daemon around an engine, its settings and metrics, and its process."""

@@ -1,0 +1,1 @@
+"""Records of a daemon besides its sandboxes: history, keys, stored files, previews, recordings."""

@@ -1,1 +1,0 @@
-"""Agents in prompt files, the tools that give them a computer, and workflows of them."""

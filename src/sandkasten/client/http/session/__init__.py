@@ -1,1 +1,0 @@
-"""What a session has beside commands and files, over HTTP."""

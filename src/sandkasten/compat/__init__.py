@@ -1,1 +1,0 @@
-"""Protocols of other sandbox services, on the same engine."""

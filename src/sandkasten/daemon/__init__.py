@@ -1,1 +1,0 @@
-"""Settings, the assembly of an engine and of a daemon from all packages, and the process."""

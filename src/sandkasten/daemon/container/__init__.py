@@ -1,5 +1,0 @@
-"""The daemon as a container: `sandkasten up` and `sandkasten down`.
-
-`install_plan` decides what to create, `docker_commands` prints it, `up_checks` checks the engine
-first, `installation` creates it, `container_removal` removes it.
-"""

@@ -1,1 +1,0 @@
-"""Settings: their sources, types, defaults and documentation."""

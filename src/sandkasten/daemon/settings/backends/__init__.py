@@ -1,1 +1,0 @@
-"""Settings about the choice of a backend."""

@@ -1,1 +1,0 @@
-"""Use cases: requests turned into calls on a backend and on the runner. No HTTP, no Docker."""

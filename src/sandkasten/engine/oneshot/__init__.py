@@ -1,1 +1,0 @@
-"""Throw-away sandboxes: one-shot code, the warm pool, build and package steps."""

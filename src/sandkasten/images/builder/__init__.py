@@ -1,1 +1,0 @@
-"""Build images from Debian packages and from recipes of steps."""

@@ -1,1 +1,0 @@
-"""Signatures of images: where they are, what they say, and whose they must be."""

@@ -1,4 +1,0 @@
-"""Adapters that let agent frameworks use our sandboxes, one module per framework.
-
-Each uses only the public names of `sandkasten` and its framework, which is an optional extra.
-"""

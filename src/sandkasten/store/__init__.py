@@ -1,1 +1,0 @@
-"""Storage of the ledger. Other packages see only `ports.Store`."""

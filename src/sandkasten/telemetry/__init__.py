@@ -1,1 +1,0 @@
-"""Engine events as logs and metrics, behind `ports.EventSink`."""

@@ -1,0 +1,1 @@
+"""The settings of the runtime, and how all settings are resolved."""

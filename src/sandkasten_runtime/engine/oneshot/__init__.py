@@ -1,0 +1,1 @@
+"""Temporary sandboxes: one-shot code, the warm pool, build and package steps."""

@@ -1,0 +1,1 @@
+"""Records in files: the ledger, the audit log, secrets and runs."""

@@ -1,0 +1,1 @@
+"""Engine events as log lines, behind `ports.EventSink`."""
