@@ -97,8 +97,11 @@ case $purpose in
         ;;
 esac
 case $purpose in
-    # The host image shows this cargo; a test fetches a crate with it.
-    test | long) [ -x /usr/bin/cargo ] || [[ " ${rust[*]} " = *" cargo "* ]] || rust+=(cargo) ;;
+    # The host image shows the cargo of /usr/bin; a test fetches a crate with it.
+    test | long)
+        [ "$(PATH=/usr/bin CARGO_HOME=/nonexistent "$runner/toolchain.sh" 2>/dev/null)" = /usr/bin ] ||
+            [[ " ${rust[*]} " = *" cargo "* ]] || rust+=(cargo)
+        ;;
 esac
 [ $((${#missing[@]} + ${#rust[@]})) -gt 0 ] || exit 0
 

@@ -34,10 +34,19 @@ def local_only(monkeypatch: pytest.MonkeyPatch, unisolated_only: None) -> Iterat
     loop_thread.run(server_pool.aclose())
 
 
+def all_unflushed(box: Sandbox, tmp_path: Path, *, flush: bool) -> bool:
+    """Return whether no file was on disk when it was acknowledged. Another program may have flushed
+    all file systems meanwhile, so it is tried several times.
+    """
+    return any(
+        unflushed(box, tmp_path / str(attempt), flush=flush) == [*NAMES] for attempt in range(5)
+    )
+
+
 def unflushed(box: Sandbox, tmp_path: Path, *, flush: bool) -> list[str]:
     """Write a file in each way; return those that were not on disk when they were acknowledged."""
     source = tmp_path / f"source-{flush}" / "f"
-    source.parent.mkdir()
+    source.parent.mkdir(parents=True)
     source.write_bytes(delayed_blocks.DATA)
     names = [f"{flush}/{name}" for name in NAMES]
     box.write(names[0], delayed_blocks.DATA, flush=flush)
@@ -53,7 +62,7 @@ def unflushed(box: Sandbox, tmp_path: Path, *, flush: bool) -> list[str]:
 def test_a_caller_can_forgo_the_flush(tmp_path):
     with Sandbox(data_dir=tmp_path / "data") as box:
         assert unflushed(box, tmp_path, flush=True) == []
-        assert unflushed(box, tmp_path, flush=False) == [*NAMES]
+        assert all_unflushed(box, tmp_path, flush=False)
 
 
 def test_a_caller_can_forgo_the_flush_through_a_daemon(tmp_path):
@@ -62,10 +71,10 @@ def test_a_caller_can_forgo_the_flush_through_a_daemon(tmp_path):
         Sandbox(**daemon.where) as box,
     ):
         assert unflushed(box, tmp_path, flush=True) == []
-        assert unflushed(box, tmp_path, flush=False) == [*NAMES]
+        assert all_unflushed(box, tmp_path, flush=False)
 
 
 def test_a_caller_cannot_turn_on_what_the_operator_turned_off(tmp_path, monkeypatch):
     monkeypatch.setenv("SANDKASTEN_DISK_FLUSH", "false")
     with Sandbox(data_dir=tmp_path / "data") as box:
-        assert unflushed(box, tmp_path, flush=True) == [*NAMES]
+        assert all_unflushed(box, tmp_path, flush=True)

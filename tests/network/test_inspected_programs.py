@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import re
 import shutil
-import subprocess
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +36,10 @@ public class Get {
     }
 }
 """
-_CARGO = '[package]\nname = "x"\nversion = "1.0.0"\n\n[dependencies]\ntiny = {{ git = "{git}" }}\n'
+_CARGO = (
+    '[package]\nname = "x"\nversion = "1.0.0"\n\n'
+    '[dependencies]\ntiny = {{ version = "1.0.0", registry = "good" }}\n'
+)
 COMMANDS = {
     "apt": apt_commands("https://good.test:{port}/files/deb"),
     # Without any variable: the bundle of the system, or its hashed directory.
@@ -48,7 +53,9 @@ COMMANDS = {
     "https://good.test:{port}/files/npm/ tiny && "
     "node -e 'console.log(require(\"./js/node_modules/tiny\"))'",
     "cargo": "mkdir -p c/src && cd c && touch src/lib.rs && echo '" + _CARGO + "' > Cargo.toml && "
-    "CARGO_HOME=/tmp/cargo /usr/bin/cargo fetch -q && ls /tmp/cargo/git/checkouts | cut -c 1-4",
+    "CARGO_REGISTRIES_GOOD_INDEX=sparse+https://good.test:{port}/files/crates/ "
+    "CARGO_HOME=/tmp/cargo /usr/bin/cargo fetch -q && "
+    "ls /tmp/cargo/registry/cache/good.test-* | cut -c 1-4",
     "wget": "wget -qO- {url}",
     "go": "export PATH=$PATH:/usr/local/go/bin GOPATH=/tmp/go GOCACHE=/tmp/go-cache GOSUMDB=off "
     "GOTOOLCHAIN=local GOPROXY=https://good.test:{port}/files/go && "
@@ -64,7 +71,7 @@ SOMETIMES = {"npm": "/usr/bin/npm", "wget": "/usr/bin/wget", "go": "/usr/local/g
 
 @pytest.fixture
 def packages(api, tmp_path):
-    """Serve packages below /files/, and a git repository, from a host that is inspected."""
+    """Serve packages below /files/, from a host that is inspected."""
     root, scratch = tmp_path / "files", tmp_path / "scratch"
     scratch.mkdir()
     (root / "npm").mkdir(parents=True)
@@ -72,15 +79,7 @@ def packages(api, tmp_path):
     make_npm_package(root / "npm", f"https://good.test:{api.port}/files/npm")
     (root / "text").write_text("tiny\n")
     _go(root / "go" / "tiny.test" / "tiny" / "@v")
-    work = scratch / "crate"
-    git = ["git", "-c", "user.name=x", "-c", "user.email=x@y", "-C", str(work)]
-    (work / "src").mkdir(parents=True)
-    (work / "Cargo.toml").write_text('[package]\nname = "tiny"\nversion = "1.0.0"\n')
-    (work / "src" / "lib.rs").write_text("")
-    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *words], check=True)
-    bare = tmp_path / "tiny.git"
-    subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], check=True)
+    _crate(root / "crates", f"https://good.test:{api.port}/files/crates")
     return api
 
 
@@ -95,11 +94,36 @@ def _go(folder: Path) -> None:
     (folder / "v1.0.0.zip").write_bytes(made.getvalue())
 
 
+def _crate(registry: Path, url: str) -> None:
+    """Make a registry of cargo with one crate."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, text in (
+            ("Cargo.toml", '[package]\nname = "tiny"\nversion = "1.0.0"\n'),
+            ("src/lib.rs", ""),
+        ):
+            entry = tarfile.TarInfo(f"tiny-1.0.0/{name}")
+            entry.size, entry.mode = len(text), 0o644
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    (registry / "ti" / "ny").mkdir(parents=True)
+    (registry / "tiny-1.0.0.crate").write_bytes(packed.getvalue())
+    (registry / "config.json").write_text(json.dumps({"dl": url + "/{crate}-{version}.crate"}))
+    line = {
+        "name": "tiny",
+        "vers": "1.0.0",
+        "deps": [],
+        "features": {},
+        "yanked": False,
+        "cksum": hashlib.sha256(packed.getvalue()).hexdigest(),
+    }
+    (registry / "ti" / "ny" / "tiny").write_text(json.dumps(line) + "\n")
+
+
 def _told(box: Sandbox, port: int, programs: tuple[str, ...]) -> dict[str, object]:
-    url, git = f"https://good.test:{port}/files/text", f"https://good.test:{port}/tiny.git"
+    url = f"https://good.test:{port}/files/text"
     told: dict[str, object] = {}
     for name in programs:
-        done = box.exec(COMMANDS[name].format(port=port, url=url, git=git), timeout_seconds=60)
+        done = box.exec(COMMANDS[name].format(port=port, url=url), timeout_seconds=60)
         told[name] = done.output.strip().splitlines()[-1:] or done
     return told
 
