@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import e2b
 import pytest
 
 from plugins.cloud.tests.faulty_proxy import FaultyProxy, faulty_proxy
@@ -16,6 +18,7 @@ from sandkasten.model.sandbox.cell_spec import CellSpec
 from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten_cloud import machine_plan
+from sandkasten_cloud.e2b import e2b_provider
 from sandkasten_cloud.e2b.e2b_options import E2bOptions
 from sandkasten_cloud.machine_plan import PROGRAMS
 from sandkasten_cloud.machine_records import MachineRecords
@@ -254,6 +257,16 @@ async def test_what_a_template_prints_at_its_start_is_cut_and_cleaned(daemon, tm
     await opened.discard(order.sandbox_id)
     assert not await opened.owned()
     await opened.aclose()
+
+
+async def test_a_stream_of_the_sdk_that_does_not_close_holds_no_create(backend, monkeypatch):
+    async def disconnect(handle: e2b.AsyncCommandHandle) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(e2b.AsyncCommandHandle, "disconnect", disconnect)
+    monkeypatch.setattr(e2b_provider, "_CANCEL_S", 0.1)
+    cell = await backend.create(new_sandbox_id(), SPEC)
+    await cell.destroy()
 
 
 async def test_variables_of_a_request_reach_commands_and_no_shell_of_root(backend):

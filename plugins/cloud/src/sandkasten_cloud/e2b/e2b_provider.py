@@ -180,8 +180,10 @@ class E2bProvider:
             for task in done:
                 if not task.cancelled():
                     task.exception()
-            # It runs on.
-            await command.disconnect()
+            # It runs on. The stream of its output is closed by the same library.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CANCEL_S):
+                    await command.disconnect()
 
     async def _answers(self, machine_id: str) -> None:
         while True:
