@@ -1,14 +1,17 @@
 #!/bin/bash
-# Run a program on a fresh Debian 12 that has only make and certificates, with this repository.
-# usage: fresh_machine.sh DIRECTORY REPOSITORY PROGRAM
+# Run a program on a fresh Debian that has only make and certificates, with this repository.
+# usage: fresh_machine.sh DIRECTORY REPOSITORY PROGRAM SUITE
+# The sources of this machine are used for each suite. Its own suite is bookworm.
 # Mounts are made in a namespace of this program alone, and end with it.
 set -euo pipefail
-place=$1 repository=$2 program=$3
+place=$1 repository=$2 program=$3 release=$4
 root=$place/root
 
 if [ ! -e "$place/made" ]; then
     suite=(--variant=minbase --include=make,ca-certificates)
-    mmdebstrap --quiet "${suite[@]}" bookworm "$root" /etc/apt/sources.list.d/debian.sources
+    sources=$place/$release.sources
+    sed "s/bookworm/$release/g" /etc/apt/sources.list.d/debian.sources >"$sources"
+    mmdebstrap --quiet "${suite[@]}" "$release" "$root" "$sources"
     # How this machine reaches its mirrors.
     cp -a /etc/apt/apt.conf.d/. "$root/etc/apt/apt.conf.d/"
     cp -L /etc/resolv.conf /etc/hosts "$root/etc/"

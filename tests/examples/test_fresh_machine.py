@@ -1,4 +1,4 @@
-"""A Debian 12 on which only `make setup` ran can do every step of the README."""
+"""A Debian on which only `make setup` ran can do every step of the README."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_fresh_machine_sees_no_variable_of_this_one(tmp_path: Path):
         "LD_PRELOAD": "",
         "https_proxy": "http://proxy.test:3128",
     }
-    subprocess.run([*_machine(tmp_path), str(tmp_path / "program")], env=mine, check=True)
+    subprocess.run(_machine(tmp_path, tmp_path / "program"), env=mine, check=True)
     seen = (line.partition("=") for line in (root / "srv" / "seen").read_text().splitlines())
     variables = {name: value for name, _, value in seen if name not in ("PWD", "SHLVL", "_")}
     assert variables == {
@@ -93,14 +93,16 @@ def test_a_fresh_machine_sees_no_variable_of_this_one(tmp_path: Path):
     }
 
 
-def _machine(directory: Path) -> list[str]:
-    return [str(Path(__file__).with_name("fresh_machine.sh")), str(directory), str(ROOT)]
+def _machine(directory: Path, program: Path, suite: str = "bookworm") -> list[str]:
+    script = Path(__file__).with_name("fresh_machine.sh")
+    return [*map(str, (script, directory, ROOT, program)), suite]
 
 
 @pytest.mark.root
 @pytest.mark.timeout(7200)
 @pytest.mark.long(reason="it installs Debian, compiles the programs and builds an image")
-def test_a_fresh_machine_can_do_each_step_of_the_readme(tmp_path: Path):
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+def test_a_fresh_machine_can_do_each_step_of_the_readme(tmp_path: Path, suite: str):
     with socket.socket() as port:
         # The network is this machine's.
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -110,7 +112,7 @@ def test_a_fresh_machine_can_do_each_step_of_the_readme(tmp_path: Path):
     program.write_text(f"mkdir -p /srv/log\n{script_of(steps, '/srv/log')}\n")
     try:
         done = subprocess.run(
-            [*_machine(tmp_path), str(program)], capture_output=True, text=True, check=False
+            _machine(tmp_path, program, suite), capture_output=True, text=True, check=False
         )
         _check(steps, tmp_path / "root" / "srv" / "log", done.stderr)
     finally:
