@@ -4,13 +4,14 @@
 //! The engine reports a pid. A process that ends may be followed by another one with the same pid,
 //! so the process is held first, and then looked at.
 
-use crate::failure::{check, failed, io_failed, open, write_file, Failure, Outcome};
+use crate::failure::{failed, open, write_file, Failure, Outcome};
 use crate::network;
 use crate::plan::{self, Network};
 use crate::sys;
+use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use serde_json::Value;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::io::{AsRawFd, OwnedFd};
+use std::os::unix::io::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 const STEP: &str = "container";
@@ -86,11 +87,11 @@ fn namespace_of(container: &Container, life: &OwnedFd) -> Outcome<OwnedFd> {
     };
     let of = |name: &str| format!("/proc/{}/{}", container.pid, name);
     let groups =
-        std::fs::read_to_string(of("cgroup")).map_err(io_failed(STEP, "read its cgroup"))?;
+        std::fs::read_to_string(of("cgroup")).map_err(failed(STEP, "read its cgroup"))?;
     if !groups.lines().any(|line| line.contains(&container.id)) {
         return Err(other());
     }
-    let namespace = sys::own(open(STEP, &of("ns/net"), libc::O_RDONLY, 0)?);
+    let namespace = open(STEP, &of("ns/net"), libc::O_RDONLY, 0)?;
     let number = |path: &str| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
     let theirs = number(&format!("/proc/self/fd/{}", namespace.as_raw_fd()));
     let ours = number("/proc/self/ns/net");
@@ -99,7 +100,7 @@ fn namespace_of(container: &Container, life: &OwnedFd) -> Outcome<OwnedFd> {
         return Err(Failure::new(STEP, "it shares the network of the host", 0));
     }
     // If it has ended, what was read may be of another process.
-    if crate::spawn::readable_within(life.as_raw_fd(), Duration::from_millis(0)) {
+    if crate::spawn::readable_within(life, Duration::from_millis(0)) {
         return Err(other());
     }
     Ok(namespace)
@@ -107,10 +108,8 @@ fn namespace_of(container: &Container, life: &OwnedFd) -> Outcome<OwnedFd> {
 
 /// Enter a namespace that exists.
 pub fn enter(namespace: &OwnedFd) -> Outcome<()> {
-    // SAFETY: plain system call on a descriptor of a namespace.
-    check(STEP, "enter its network namespace", unsafe {
-        libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET)
-    })?;
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+        .map_err(failed(STEP, "enter its network namespace"))?;
     // Engines turn IPv6 off where it has no address. Where this cannot be changed, it stays closed.
     for name in ["all", "lo"] {
         let _ = std::fs::write(

@@ -4,9 +4,11 @@
 //! opens `/dev/null`, and locks on it would be common to all. A user namespace cannot make nodes, so they
 //! are made before it is entered, and bubblewrap or the runtime finds them where the host's would be.
 
-use crate::failure::{c_string, check, Outcome};
+use crate::failure::{failed, Outcome};
 use crate::mounts::{mkdir, mount};
 use crate::tree;
+use rustix::fs::{chmod, makedev, mknodat, FileType, Mode, CWD};
+use rustix::mount::MountFlags;
 
 const STEP: &str = "mount";
 const NODES: [(&str, u32, u32); 6] = [
@@ -23,30 +25,18 @@ pub fn cover(stage: &str) -> Outcome<()> {
     let at = format!("{}/dev", stage);
     mkdir(&at, 0o755)?;
     // Not noexec: a program may map /dev/zero for code, as it may with the host's.
-    let flags = libc::MS_NOSUID;
-    let options = Some("size=64k,mode=755");
-    mount(
-        "devices",
-        Some("devices"),
-        &at,
-        Some("tmpfs"),
-        flags,
-        options,
-    )?;
+    let (flags, options) = (MountFlags::NOSUID, "size=64k,mode=755");
+    mount("devices", "devices", &at, "tmpfs", flags, options)?;
     for (name, major, minor) in NODES {
         let path = format!("{}/{}", at, name);
-        let cpath = c_string(STEP, &path)?;
-        let device = libc::makedev(major, minor);
-        let kind = libc::S_IFCHR;
-        check(STEP, &format!("make {}", path), unsafe {
-            libc::mknod(cpath.as_ptr(), kind, device)
-        })?;
+        let (kind, device) = (FileType::CharacterDevice, makedev(major, minor));
+        mknodat(CWD, &path, kind, Mode::empty(), device)
+            .map_err(failed(STEP, format!("make {}", path)))?;
         // Not with mknod, which the umask limits.
-        check(STEP, &format!("chmod {}", path), unsafe {
-            libc::chmod(cpath.as_ptr(), 0o666)
-        })?;
+        chmod(&path, Mode::from_bits_retain(0o666))
+            .map_err(failed(STEP, format!("chmod {}", path)))?;
         let target = format!("/dev/{}", name);
-        tree::bind(&path, &target, tree::READ_ONLY | tree::NOSUID, None)?;
+        tree::bind(&path, &target, tree::READ_ONLY, None)?;
     }
     Ok(())
 }

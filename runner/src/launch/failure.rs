@@ -2,7 +2,7 @@
 
 use crate::sys::{self, Errno};
 use std::ffi::CString;
-use std::os::unix::io::{AsRawFd, IntoRawFd, RawFd};
+use std::os::unix::io::{AsRawFd, OwnedFd};
 
 /// `step` is one of a closed set that the caller turns into a hint.
 #[derive(Debug)]
@@ -22,44 +22,48 @@ impl Failure {
             errno,
         }
     }
+}
 
-    /// Return a failure with the errno of the last failed call.
-    pub fn last(step: &'static str, message: impl Into<String>) -> Self {
-        Failure::new(step, message, sys::errno())
+/// An error of the kernel, in one of the forms that it has.
+pub trait Number {
+    fn number(self) -> Errno;
+}
+
+impl Number for Errno {
+    fn number(self) -> Errno {
+        self
     }
 }
 
-/// Return a function that turns an errno into a failure of this step.
-pub fn failed(step: &'static str, what: impl Into<String>) -> impl FnOnce(Errno) -> Failure {
+impl Number for rustix::io::Errno {
+    fn number(self) -> Errno {
+        self.raw_os_error()
+    }
+}
+
+impl Number for std::io::Error {
+    fn number(self) -> Errno {
+        self.raw_os_error().unwrap_or(0)
+    }
+}
+
+/// Return a function that turns an error into a failure of this step.
+pub fn failed<E: Number>(step: &'static str, what: impl Into<String>) -> impl FnOnce(E) -> Failure {
     let what = what.into();
-    move |errno| Failure::new(step, what, errno)
-}
-
-/// Return a function that turns an error of the standard library into a failure of this step.
-pub fn io_failed(step: &'static str, what: &str) -> impl FnOnce(std::io::Error) -> Failure {
-    let what = what.to_owned();
-    move |error| Failure::new(step, what, error.raw_os_error().unwrap_or(0))
-}
-
-pub fn check(step: &'static str, what: &str, result: libc::c_int) -> Outcome<libc::c_int> {
-    sys::check(result).map_err(failed(step, what))
+    move |error| Failure::new(step, what, error.number())
 }
 
 pub fn c_string(step: &'static str, text: &str) -> Outcome<CString> {
     sys::c_string(text.as_bytes()).map_err(failed(step, "a string contains a NUL byte"))
 }
 
-/// Return a new pipe. The ends are plain numbers, because forked children pass them on.
-pub fn pipe() -> Outcome<(RawFd, RawFd)> {
-    let (read, write) = sys::pipe().map_err(failed("descriptors", "pipe2"))?;
-    Ok((read.into_raw_fd(), write.into_raw_fd()))
+/// Return a new pipe.
+pub fn pipe() -> Outcome<(OwnedFd, OwnedFd)> {
+    sys::pipe().map_err(failed("descriptors", "pipe2"))
 }
 
-pub fn open(step: &'static str, path: &str, flags: i32, mode: u32) -> Outcome<RawFd> {
-    let fd = sys::open(path.as_bytes(), flags, mode);
-    Ok(fd
-        .map_err(failed(step, format!("open {}", path)))?
-        .into_raw_fd())
+pub fn open(step: &'static str, path: &str, flags: i32, mode: u32) -> Outcome<OwnedFd> {
+    sys::open(path.as_bytes(), flags, mode).map_err(failed(step, format!("open {}", path)))
 }
 
 /// Write in one call: the kernel's control files want the whole value at once.

@@ -5,10 +5,11 @@
 //! the engine's machine. It receives the sockets and becomes the egress; the connection between the two
 //! is the life of the sandbox.
 
-use crate::failure::{c_string, check, failed, io_failed, Failure, Outcome};
+use crate::failure::{failed, Failure, Outcome};
 use crate::network;
 use crate::plan::{self, Network};
 use crate::sys;
+use rustix::process::{set_dumpable_behavior, DumpableBehavior};
 use serde_json::{json, Value};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::io::{AsRawFd, OwnedFd};
@@ -59,7 +60,7 @@ pub fn carry_out(side: Side) -> Outcome<()> {
 
 fn give(path: &str) -> Outcome<()> {
     let sockets = network::prepared_here()?;
-    let channel = UnixStream::connect(path).map_err(io_failed(STEP, "reach the egress"))?;
+    let channel = UnixStream::connect(path).map_err(failed(STEP, "reach the egress"))?;
     let raw: Vec<_> = sockets.iter().map(AsRawFd::as_raw_fd).collect();
     sys::send_descriptors(channel.as_raw_fd(), &raw)
         .map_err(failed(STEP, "pass the sockets on"))?;
@@ -74,25 +75,20 @@ fn give(path: &str) -> Outcome<()> {
 /// Code in the sandbox sees this process, and must gain nothing by it.
 fn give_up_privileges() -> Outcome<()> {
     const NOBODY: u32 = 65534;
-    // SAFETY: plain system calls. Changing all three user ids from root clears the capabilities.
-    unsafe {
-        libc::setgroups(0, std::ptr::null());
-        check(STEP, "setresgid", libc::setresgid(NOBODY, NOBODY, NOBODY))?;
-        check(STEP, "setresuid", libc::setresuid(NOBODY, NOBODY, NOBODY))?;
-        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    }
+    network::become_user(NOBODY)?;
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let _ = sys::no_new_privileges();
     Ok(())
 }
 
 fn take(path: &str, control: &str, mut network: Network) -> Outcome<()> {
     let commands = bind(control)?;
     let given = bind(path)?;
-    if !crate::spawn::readable_within(given.as_raw_fd(), PATIENCE) {
+    if !crate::spawn::readable_within(&given, PATIENCE) {
         let message = "the sandbox did not pass its sockets on";
         return Err(Failure::new(STEP, message, libc::ETIMEDOUT));
     }
-    let (channel, _) = given.accept().map_err(io_failed(STEP, "accept"))?;
+    let (channel, _) = given.accept().map_err(failed(STEP, "accept"))?;
     let _ = std::fs::remove_file(path);
     let sockets = sys::receive_descriptors(channel.as_raw_fd(), 3)
         .map_err(failed(STEP, "receive the sockets"))?;
@@ -104,7 +100,7 @@ fn take(path: &str, control: &str, mut network: Network) -> Outcome<()> {
 
 /// Without name servers of the operator, use those of the machine that this container is on.
 fn add_name_servers(path: &str) -> Outcome<()> {
-    let text = std::fs::read(path).map_err(io_failed(STEP, "read the configuration"))?;
+    let text = std::fs::read(path).map_err(failed(STEP, "read the configuration"))?;
     let mut config: Value = serde_json::from_slice(&text)
         .map_err(|e| Failure::new("plan", format!("not JSON: {}", e), 0))?;
     if config["servers"]
@@ -121,15 +117,14 @@ fn add_name_servers(path: &str) -> Outcome<()> {
         .take(3)
         .collect();
     config["servers"] = json!(servers);
-    std::fs::write(path, config.to_string()).map_err(io_failed(STEP, "write the configuration"))
+    std::fs::write(path, config.to_string()).map_err(failed(STEP, "write the configuration"))
 }
 
 fn bind(path: &str) -> Outcome<UnixListener> {
-    c_string(STEP, path)?;
-    let listener = UnixListener::bind(path).map_err(io_failed(STEP, "listen"))?;
+    let listener = UnixListener::bind(path).map_err(failed(STEP, "listen"))?;
     // Non-blocking, as the egress expects it of its control socket.
     listener
         .set_nonblocking(true)
-        .map_err(io_failed(STEP, "listen"))?;
+        .map_err(failed(STEP, "listen"))?;
     Ok(listener)
 }

@@ -4,14 +4,15 @@
 //! So the path is walked here, at the time of the mount, by a call that follows no link and does not
 //! leave the directory, and the mount is made of the descriptor that this gives.
 
-use crate::failure::{check, failed, Failure, Outcome};
-use crate::mounts::make_target;
-use crate::plan::{HostMount, IdMap, Owner};
+use crate::failure::{failed, Failure, Outcome};
+use crate::mounts::{make_target, Ids};
+use crate::plan::{HostMount, Owner};
 use crate::{sys, tree, userns};
-use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use rustix::fs::{ResolveFlags, CWD};
+use std::os::unix::io::{AsFd, AsRawFd, OwnedFd};
 
 const STEP: &str = "host mount";
-const EXACT: u64 = sys::RESOLVE_NO_SYMLINKS | sys::RESOLVE_NO_MAGICLINKS;
+const EXACT: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAGICLINKS);
 
 /// Show `below` of the source at `target`: read-only, or for writing if the plan names its owner.
 /// `user` is the id inside that owns the files of the owner.
@@ -19,41 +20,25 @@ pub fn show(
     mount: &HostMount,
     below: &str,
     target: &str,
-    ids: Option<(IdMap, RawFd)>,
+    ids: Ids<'_>,
     user: u32,
 ) -> Outcome<()> {
     let found = open(&mount.source, below)?;
     let (directory, owner) = look_at(&found)?;
     make_target(target, directory)?;
-    let closed = tree::NOSUID | tree::NODEV;
-    let copy = tree::copy_of(found.as_raw_fd(), &mount.source)?;
-    let restricted = match mount.owner {
-        None => tree::restrict(copy, closed | tree::READ_ONLY, None),
-        Some(expected) => check_owner(mount, directory, owner, expected, ids.is_some())
-            .and_then(|()| restrict_writable(copy, closed, owner, ids, user)),
-    };
-    if let Err(failure) = restricted {
-        sys::close(copy);
-        return Err(failure);
+    let copy = tree::copy_of(&found, &mount.source)?;
+    match (mount.owner, ids) {
+        (None, _) => tree::restrict(&copy, tree::CLOSED, None)?,
+        (Some(expected), ids) => {
+            check_owner(mount, directory, owner, expected, ids.is_some())?;
+            // An ordinary user has one id, inside and outside.
+            let shift = ids.map(|(map, _)| userns::of_one_owner(map, owner, user));
+            let shift = shift.transpose()?;
+            tree::restrict(&copy, tree::PLAIN, shift.as_ref().map(AsFd::as_fd))
+                .map_err(|t| Failure { step: STEP, ..t })?;
+        }
     }
     tree::put(copy, target)
-}
-
-fn restrict_writable(
-    copy: RawFd,
-    closed: u64,
-    owner: Owner,
-    ids: Option<(IdMap, RawFd)>,
-    user: u32,
-) -> Outcome<()> {
-    let shift = match ids {
-        // An ordinary user has one id, inside and outside.
-        None => return tree::restrict(copy, closed, None),
-        Some((map, _)) => userns::of_one_owner(map, owner, user)?,
-    };
-    let done = tree::restrict(copy, closed, Some(shift)).map_err(|t| Failure { step: STEP, ..t });
-    sys::close(shift);
-    done
 }
 
 fn check_owner(
@@ -76,28 +61,25 @@ fn check_owner(
 
 fn open(source: &str, below: &str) -> Outcome<OwnedFd> {
     let flags = libc::O_PATH | libc::O_NOFOLLOW;
-    let start = sys::open_at2(libc::AT_FDCWD, source.as_bytes(), flags, EXACT)
+    let start = sys::open_at2(CWD, source.as_bytes(), flags, EXACT)
         .map_err(failed(STEP, format!("open {}", source)))?;
     if below.is_empty() {
         return Ok(start);
     }
-    let inside = EXACT | sys::RESOLVE_BENEATH | sys::RESOLVE_NO_XDEV;
+    let inside = EXACT | ResolveFlags::BENEATH | ResolveFlags::NO_XDEV;
     sys::open_at2(start.as_raw_fd(), below.as_bytes(), flags, inside)
         .map_err(failed(STEP, format!("open {} below {}", below, source)))
 }
 
 /// Return whether it is a directory, and its owner. Anything but a directory and a file is refused.
 fn look_at(found: &OwnedFd) -> Outcome<(bool, Owner)> {
-    // SAFETY: all zeroes is a valid stat.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    check(STEP, "look at a host mount", unsafe {
-        libc::fstat(found.as_raw_fd(), &mut stat)
-    })?;
+    let stat =
+        sys::stat_fd(found.as_raw_fd()).map_err(failed(STEP, "look at a host mount"))?;
     let owner = Owner {
         uid: stat.st_uid,
         gid: stat.st_gid,
     };
-    match stat.st_mode & libc::S_IFMT {
+    match sys::kind(&stat) {
         libc::S_IFDIR => Ok((true, owner)),
         libc::S_IFREG => Ok((false, owner)),
         _ => {

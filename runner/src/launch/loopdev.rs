@@ -3,13 +3,15 @@
 //! A file that several sandboxes may use at once is attached once: two devices over one file would be
 //! two file systems that do not know of each other, and would corrupt it.
 
-use crate::failure::{check, open, Failure, Outcome};
+use crate::failure::{failed, open, Failure, Outcome};
 use crate::sys;
-use std::os::unix::io::RawFd;
+use rustix::fs::{flock, FlockOperation};
+use std::os::unix::io::{AsRawFd, OwnedFd};
 
 const STEP: &str = "loop";
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
+const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const BLOCK_SIZE: u32 = 4096;
 /// Other processes take free devices at the same time; each lost race costs one try.
@@ -17,6 +19,7 @@ const TRIES: usize = 64;
 
 /// struct loop_config of <linux/loop.h>; the same layout on every 64-bit architecture.
 #[repr(C)]
+#[derive(Default)]
 struct LoopConfig {
     fd: u32,
     block_size: u32,
@@ -29,35 +32,33 @@ struct LoopConfig {
     encrypt_type: u32,
     encrypt_key_size: u32,
     flags: u32,
-    names: [u8; 64 + 64 + 32],
-    init: [u64; 2],
-    reserved: [u64; 8],
+    /// Two names, a key, initial values and what is reserved.
+    rest: [u64; 8 + 8 + 4 + 2 + 8],
 }
 
 /// struct loop_info64 of <linux/loop.h>, of which two fields are used.
 #[repr(C)]
+#[derive(Default)]
 struct LoopInfo {
     device: u64,
     inode: u64,
     rest: [u64; 27],
 }
 
-const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
-
 pub struct Attached {
     pub path: String,
     /// Held until the device is mounted: the last close of an unmounted device frees it.
-    fd: RawFd,
-    /// The lock on the file's device, released by `close`.
-    lock: Option<RawFd>,
+    _device: OwnedFd,
+    /// The lock on the file's device.
+    _lock: Option<OwnedFd>,
 }
 
 impl Attached {
-    /// Release the device, once it is mounted or could not be.
-    pub fn close(self) {
-        sys::close(self.fd);
-        if let Some(lock) = self.lock {
-            sys::close(lock);
+    fn new(path: String, device: OwnedFd) -> Attached {
+        Attached {
+            path,
+            _device: device,
+            _lock: None,
         }
     }
 }
@@ -67,42 +68,21 @@ impl Attached {
 pub fn attach_shared(image: &str) -> Outcome<Attached> {
     // Opened only for the lock: a lock lives as long as its open file, and the device keeps its own.
     let lock = open_rw(image)?;
-    check(STEP, "wait for others that attach the image", unsafe {
-        libc::flock(lock, libc::LOCK_EX)
-    })?;
-    let found = match find(lock) {
-        Ok(Some((path, fd))) => Ok(Attached {
-            path,
-            fd,
-            lock: None,
-        }),
-        Ok(None) => attach(image),
-        Err(failure) => Err(failure),
+    flock(&lock, FlockOperation::LockExclusive)
+        .map_err(failed(STEP, "wait for others that attach the image"))?;
+    let attached = match find(&lock)? {
+        Some(attached) => attached,
+        None => attach(image)?,
     };
-    match found {
-        Ok(attached) => Ok(Attached {
-            lock: Some(lock),
-            ..attached
-        }),
-        Err(failure) => {
-            sys::close(lock);
-            Err(failure)
-        }
-    }
+    Ok(Attached {
+        _lock: Some(lock),
+        ..attached
+    })
 }
 
-fn find(file: RawFd) -> Outcome<Option<(String, RawFd)>> {
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    check(STEP, "look at the image", unsafe {
-        libc::fstat(file, &mut stat)
-    })?;
-    let names = match std::fs::read_dir("/dev") {
-        Ok(names) => names,
-        Err(e) => {
-            let errno = e.raw_os_error().unwrap_or(0);
-            return Err(Failure::new(STEP, "list /dev", errno));
-        }
-    };
+fn find(file: &OwnedFd) -> Outcome<Option<Attached>> {
+    let stat = sys::stat_fd(file.as_raw_fd()).map_err(failed(STEP, "look at the image"))?;
+    let names = std::fs::read_dir("/dev").map_err(failed(STEP, "list /dev"))?;
     for entry in names.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let number = name.strip_prefix("loop").unwrap_or("");
@@ -111,73 +91,48 @@ fn find(file: RawFd) -> Outcome<Option<(String, RawFd)>> {
         }
         let path = format!("/dev/{}", name);
         // A node without a device behind it is not a match.
-        let fd = match open_rw(&path) {
-            Ok(fd) => fd,
-            Err(_) => continue,
+        let Ok(device) = open_rw(&path) else {
+            continue;
         };
         // An open device cannot be freed meanwhile; a free one answers ENXIO.
-        let mut info: LoopInfo = unsafe { std::mem::zeroed() };
-        let attached_to = unsafe { libc::ioctl(fd, LOOP_GET_STATUS64 as _, &mut info) } == 0;
-        if attached_to && info.device == stat.st_dev && info.inode == stat.st_ino {
-            return Ok(Some((path, fd)));
+        let mut info = LoopInfo::default();
+        let is_attached = control(&device, LOOP_GET_STATUS64, &mut info).is_ok();
+        if is_attached && (info.device, info.inode) == (stat.st_dev, stat.st_ino) {
+            return Ok(Some(Attached::new(path, device)));
         }
-        sys::close(fd);
     }
     Ok(None)
 }
 
 pub fn attach(image: &str) -> Outcome<Attached> {
     let file = open_rw(image)?;
-    let control = open_rw("/dev/loop-control")?;
-    let outcome = claim(file, control);
-    sys::close(control);
-    sys::close(file);
-    outcome
-}
-
-fn claim(file: RawFd, control: RawFd) -> Outcome<Attached> {
+    let all = open_rw("/dev/loop-control")?;
     for _ in 0..TRIES {
-        let number = check(STEP, "find a free loop device", unsafe {
-            libc::ioctl(control, LOOP_CTL_GET_FREE as _)
-        })?;
+        let number = control(&all, LOOP_CTL_GET_FREE, &mut ())
+            .map_err(failed(STEP, "find a free loop device"))?;
         let path = format!("/dev/loop{}", number);
-        let fd = open_rw(&path)?;
-        let config = LoopConfig {
-            fd: file as u32,
+        let device = open_rw(&path)?;
+        let mut config = LoopConfig {
+            fd: file.as_raw_fd() as u32,
             block_size: BLOCK_SIZE,
-            device: 0,
-            inode: 0,
-            rdevice: 0,
-            offset: 0,
-            sizelimit: 0,
-            number: 0,
-            encrypt_type: 0,
-            encrypt_key_size: 0,
             flags: LO_FLAGS_AUTOCLEAR,
-            names: [0; 160],
-            init: [0; 2],
-            reserved: [0; 8],
+            ..LoopConfig::default()
         };
-        if unsafe { libc::ioctl(fd, LOOP_CONFIGURE as _, &config) } == 0 {
-            return Ok(Attached {
-                path,
-                fd,
-                lock: None,
-            });
-        }
-        let errno = sys::errno();
-        sys::close(fd);
-        if errno != libc::EBUSY {
-            return Err(Failure::new(STEP, format!("configure {}", path), errno));
+        match control(&device, LOOP_CONFIGURE, &mut config) {
+            Ok(_) => return Ok(Attached::new(path, device)),
+            Err(libc::EBUSY) => {}
+            Err(errno) => return Err(Failure::new(STEP, format!("configure {}", path), errno)),
         }
     }
-    Err(Failure::new(
-        STEP,
-        "every free loop device was taken by others",
-        libc::EBUSY,
-    ))
+    let message = "every free loop device was taken by others";
+    Err(Failure::new(STEP, message, libc::EBUSY))
 }
 
-fn open_rw(path: &str) -> Outcome<RawFd> {
+fn control<T>(fd: &OwnedFd, request: libc::c_ulong, argument: &mut T) -> sys::Result<i32> {
+    // SAFETY: the requests of this file read or write one value of the type that is passed with them.
+    sys::check(unsafe { libc::ioctl(fd.as_raw_fd(), request as _, argument) })
+}
+
+fn open_rw(path: &str) -> Outcome<OwnedFd> {
     open(STEP, path, libc::O_RDWR, 0)
 }

@@ -39,6 +39,7 @@ use plan::{Plan, Program};
 use sandkasten_runner::sys;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
+use std::os::unix::io::AsFd;
 
 /// The first process, and what should be private and is shared with the host.
 struct Launched {
@@ -47,7 +48,6 @@ struct Launched {
 }
 
 fn launch() -> Outcome<Launched> {
-    let nothing = || spawn::Born { pid: 0, start: 0 };
     let mut text = String::new();
     match std::env::args_os().nth(1) {
         Some(path) => std::fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text)),
@@ -56,40 +56,25 @@ fn launch() -> Outcome<Launched> {
     .map_err(|e| Failure::new("plan", e.to_string(), e.raw_os_error().unwrap_or(0)))?;
     let source: Value = serde_json::from_str(&text)
         .map_err(|e| Failure::new("plan", format!("not JSON: {}", e), 0))?;
+    let born = || spawn::Born { pid: 0, start: 0 };
+    let nothing = || Launched {
+        born: born(),
+        shared: Vec::new(),
+    };
     if let Some(place) = visible::parse(&source)? {
-        visible::make(&place)?;
-        return Ok(Launched {
-            born: nothing(),
-            shared: Vec::new(),
-        });
+        return visible::make(&place).map(|()| nothing());
     }
     if let Some(found) = container::parse(&source)? {
-        container::open_network(&found)?;
-        return Ok(Launched {
-            born: nothing(),
-            shared: Vec::new(),
-        });
+        return container::open_network(&found).map(|()| nothing());
     }
     if let Some(side) = hand_over::parse(&source)? {
-        hand_over::carry_out(side)?;
-        return Ok(Launched {
-            born: nothing(),
-            shared: Vec::new(),
-        });
+        return hand_over::carry_out(side).map(|()| nothing());
     }
     if let Some(pod) = pod::parse(&source)? {
-        pod.close()?;
-        return Ok(Launched {
-            born: nothing(),
-            shared: Vec::new(),
-        });
+        return pod.close().map(|()| nothing());
     }
     if let Some(device) = network::parse_trial(&source) {
-        network::try_out(device)?;
-        return Ok(Launched {
-            born: nothing(),
-            shared: Vec::new(),
-        });
+        return network::try_out(device).map(|()| nothing());
     }
     let plan = Plan::parse(&source)?;
     let control_fd = plan.network.as_ref().map_or(0, |n| n.control_fd);
@@ -135,9 +120,10 @@ fn launch() -> Outcome<Launched> {
             None
         }
     };
-    let mut shared = mounts::stage(&plan, userns, workspace)?;
+    let ids = userns.as_ref().map(AsFd::as_fd);
+    let mut shared = mounts::stage(&plan, ids, workspace)?;
     if let Program::Runtime(_) = &plan.program {
-        runtime::prepare(&plan, userns)?;
+        runtime::prepare(&plan, ids)?;
     }
     if plan.own_devices && devices::cover(&plan.stage).is_err() {
         shared.push("dev".to_owned());
@@ -157,14 +143,14 @@ fn launch() -> Outcome<Launched> {
         network.enter()?;
     }
     let born = match &plan.program {
-        Program::Trial => nothing(),
-        Program::Bubblewrap(bwrap) => spawn::bubblewrap(&plan, bwrap, userns)?,
+        Program::Trial => born(),
+        Program::Bubblewrap(bwrap) => spawn::bubblewrap(&plan, bwrap, ids)?,
         Program::Runtime(runtime) => runtime::run(&plan, runtime)?,
     };
     if let Some(egress) = egress {
         if let Err(failure) = network::watch(born.pid).and_then(|life| egress.release(&life)) {
-            // SAFETY: a sandbox with a network that nothing serves is not what was asked for.
-            unsafe { libc::kill(born.pid, libc::SIGKILL) };
+            // A sandbox with a network that nothing serves is not what was asked for.
+            let _ = sys::kill(born.pid, libc::SIGKILL);
             return Err(failure);
         }
     }

@@ -4,24 +4,25 @@
 //! unmounted: it goes with the last process of the sandbox. It exists because bubblewrap resolves
 //! sources as the sandbox's user, who may not enter our 0700 data directory.
 
-use crate::failure::{c_string, check, io_failed, Failure, Outcome};
+use crate::failure::{c_string, failed, Outcome};
 use crate::plan::{IdMap, Plan};
-use crate::{host_directory, root, sys, tree, volume};
-use std::ffi::CString;
-use std::os::unix::io::RawFd;
-use std::ptr;
+use crate::{host_directory, root, spawn, sys, tree, volume};
+use rustix::mount::{self, mount_bind, mount_change, MountFlags, MountPropagationFlags};
+use rustix::thread::UnshareFlags;
+use std::os::unix::io::BorrowedFd;
 
 const STEP: &str = "mount";
 pub const WORKSPACE_DIRECTORIES: &[&str] = &["workspace", "home"];
 /// Inodes of an in-memory mount; see `mount_memory`.
 const BYTES_PER_INODE: u64 = 16 * 1024;
 const MIN_INODES: u64 = 16 * 1024;
-pub const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
+pub const QUIET: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
+
+/// The ids of a sandbox, and the user namespace that maps them.
+pub type Ids<'a> = Option<(IdMap, BorrowedFd<'a>)>;
 
 pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
-    check(STEP, "make a mount namespace", unsafe {
-        libc::unshare(libc::CLONE_NEWNS)
-    })?;
+    spawn::unshare(STEP, "make a mount namespace", UnshareFlags::NEWNS)?;
     // In our own user namespace the inherited mounts belong to a more privileged one. Making them
     // private is allowed, and making them slaves would let host mounts in; private is right in both
     // cases.
@@ -30,7 +31,8 @@ pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
     } else {
         "make mounts private"
     };
-    mount(what, None, "/", None, libc::MS_REC | libc::MS_PRIVATE, None)
+    let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", flags).map_err(failed(STEP, what))
 }
 
 /// Prepare the stage. Return the names that should be private and are shared with the host.
@@ -38,19 +40,13 @@ pub fn private_namespace(in_own_userns: bool) -> Outcome<()> {
 /// `volume` is the workspace if another thread mounts it; `None` if it is mounted here.
 pub fn stage(
     plan: &Plan,
-    userns: Option<RawFd>,
+    userns: Option<BorrowedFd<'_>>,
     volume: Option<volume::Mounting>,
 ) -> Outcome<Vec<String>> {
     let stage = plan.stage.as_str();
-    mount(
-        "stage",
-        Some("sandkasten"),
-        stage,
-        Some("tmpfs"),
-        QUIET,
-        Some("size=64k,mode=755"),
-    )?;
-    let ids: Option<(IdMap, RawFd)> = plan.id_map.zip(userns);
+    let options = "size=64k,mode=755";
+    mount("stage", "sandkasten", stage, "tmpfs", QUIET, options)?;
+    let ids: Ids<'_> = plan.id_map.zip(userns);
     mkdir(&format!("{}/empty", stage), 0o555)?;
     for memory in &plan.memory {
         let target = format!("{}/{}", stage, memory.name);
@@ -66,14 +62,7 @@ pub fn stage(
     for bind in &plan.binds {
         let target = format!("{}/{}", stage, bind.name);
         make_target(&target, bind.directory)?;
-        mount(
-            &bind.source,
-            Some(&bind.source),
-            &target,
-            None,
-            libc::MS_BIND,
-            None,
-        )?;
+        self::bind(&bind.source, &bind.source, &target)?;
     }
     for shown in &plan.mounts {
         if shown.private {
@@ -88,10 +77,9 @@ pub fn stage(
             continue;
         }
         let kind = std::fs::metadata(&shown.source)
-            .map_err(io_failed(STEP, &format!("look at {}", shown.source)))?;
+            .map_err(failed(STEP, &format!("look at {}", shown.source)))?;
         make_target(&target, kind.is_dir())?;
-        let closed = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
-        tree::bind(&shown.source, &target, closed, None)?;
+        tree::bind(&shown.source, &target, tree::CLOSED, None)?;
     }
     let target = format!("{}/volume", stage);
     match volume {
@@ -114,40 +102,32 @@ pub fn make_target(path: &str, directory: bool) -> Outcome<()> {
     if directory {
         return mkdir(path, 0o755);
     }
-    std::fs::write(path, b"").map_err(io_failed(STEP, &format!("make {}", path)))
+    std::fs::write(path, b"").map_err(failed(STEP, &format!("make {}", path)))
 }
 
-pub fn mkdir(path: &str, mode: libc::mode_t) -> Outcome<()> {
-    let cpath = c_string(STEP, path)?;
-    // A workspace that was used before already has its directories.
-    if unsafe { libc::mkdir(cpath.as_ptr(), mode) } < 0 && sys::errno() != libc::EEXIST {
-        return Err(Failure::last(STEP, format!("mkdir {}", path)));
+pub fn mkdir(path: &str, mode: u32) -> Outcome<()> {
+    match sys::make_dir(path.as_bytes(), mode) {
+        // A workspace that was used before already has its directories.
+        Ok(()) | Err(libc::EEXIST) => Ok(()),
+        Err(errno) => Err(failed(STEP, format!("mkdir {}", path))(errno)),
     }
-    Ok(())
 }
 
 pub fn mount(
     what: &str,
-    source: Option<&str>,
+    source: &str,
     target: &str,
-    kind: Option<&str>,
-    flags: libc::c_ulong,
-    options: Option<&str>,
+    kind: &str,
+    flags: MountFlags,
+    options: &str,
 ) -> Outcome<()> {
-    let own = |t: Option<&str>| t.map(|t| c_string(STEP, t)).transpose();
-    let (source, kind, options) = (own(source)?, own(kind)?, own(options)?);
-    let target_c = c_string(STEP, target)?;
-    let raw = |t: &Option<CString>| t.as_ref().map_or(ptr::null(), |t| t.as_ptr());
-    let r = unsafe {
-        libc::mount(
-            raw(&source),
-            target_c.as_ptr(),
-            raw(&kind),
-            flags,
-            raw(&options).cast(),
-        )
-    };
-    check(STEP, &format!("mount {} on {}", what, target), r).map(|_| ())
+    let options = c_string(STEP, options)?;
+    mount::mount(source, target, kind, flags, &*options)
+        .map_err(failed(STEP, format!("mount {} on {}", what, target)))
+}
+
+pub fn bind(what: &str, source: &str, target: &str) -> Outcome<()> {
+    mount_bind(source, target).map_err(failed(STEP, format!("mount {} on {}", what, target)))
 }
 
 /// Mount memory of this size. Empty files take none of it but memory of the kernel, so inodes are limited
@@ -155,13 +135,6 @@ pub fn mount(
 pub fn mount_memory(target: &str, bytes: u64, mode: u32) -> Outcome<()> {
     let inodes = (bytes / BYTES_PER_INODE).max(MIN_INODES);
     let options = format!("size={},mode={:o},nr_inodes={}", bytes, mode, inodes);
-    let flags = QUIET | libc::MS_NOATIME;
-    mount(
-        "memory",
-        Some("memory"),
-        target,
-        Some("tmpfs"),
-        flags,
-        Some(&options),
-    )
+    let flags = QUIET | MountFlags::NOATIME;
+    mount("memory", "memory", target, "tmpfs", flags, &options)
 }

@@ -3,10 +3,15 @@
 //! No program of the host is used, because a sandbox must also start where `ip` and `nft` are missing.
 //! Every request is acknowledged; the first refusal is the error.
 
-use crate::sys::{self, check, Errno, Result};
+use crate::sys::{self, plain, Result};
+use rustix::net::netdevice::name_to_index;
+use rustix::net::{self, netlink, AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType};
+use std::ffi::CStr;
 use std::net::Ipv4Addr;
-use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::io::{AsRawFd, OwnedFd};
 
+/// Its number is 0, which rustix leaves out.
+const ROUTE: Option<Protocol> = None;
 const LO: u32 = 1;
 const ALIGN: usize = 4;
 const NLM_F_REQUEST: u16 = 1;
@@ -96,12 +101,8 @@ impl Messages {
     }
 
     /// Send all messages at once and wait for every acknowledgement.
-    fn send(self, protocol: libc::c_int) -> Result<()> {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-        // SAFETY: plain system call.
-        let fd = sys::own(check(unsafe {
-            libc::socket(libc::AF_NETLINK, kind, protocol)
-        })?);
+    fn send(self, protocol: Option<Protocol>) -> Result<()> {
+        let fd = socket(AddressFamily::NETLINK, SocketType::RAW, protocol)?;
         sys::write_all(fd.as_raw_fd(), &self.bytes)?;
         let mut left = self.acknowledged;
         let mut buffer = vec![0u8; 1 << 16];
@@ -113,30 +114,29 @@ impl Messages {
 }
 
 fn acknowledgements(fd: &OwnedFd, buffer: &mut [u8]) -> Result<u32> {
-    // SAFETY: the buffer has the given length.
-    let n = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-    let n = check(n as libc::c_int)? as usize;
-    let mut at = 0;
+    let (n, _) = plain(net::recv(fd, &mut *buffer, RecvFlags::empty()))?;
+    let mut rest = &buffer[..n];
     let mut seen = 0;
-    while at + 20 <= n {
-        let length =
-            u32::from_ne_bytes([buffer[at], buffer[at + 1], buffer[at + 2], buffer[at + 3]]);
-        let kind = u16::from_ne_bytes([buffer[at + 4], buffer[at + 5]]);
-        if kind == NLMSG_ERROR {
-            let code = i32::from_ne_bytes([
-                buffer[at + 16],
-                buffer[at + 17],
-                buffer[at + 18],
-                buffer[at + 19],
-            ]);
-            if code != 0 {
-                return Err(-code as Errno);
+    while let Some(head) = rest.first_chunk::<20>() {
+        let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        if word(4) as u16 == NLMSG_ERROR {
+            match word(16) as i32 {
+                0 => seen += 1,
+                code => return Err(-code),
             }
-            seen += 1;
         }
-        at += padded(length.max(16) as usize);
+        let length = padded(word(0).max(16) as usize);
+        rest = rest.get(length..).unwrap_or_default();
     }
     Ok(seen)
+}
+
+fn socket(
+    family: AddressFamily,
+    kind: SocketType,
+    protocol: Option<Protocol>,
+) -> Result<OwnedFd> {
+    plain(net::socket_with(family, kind, SocketFlags::CLOEXEC, protocol))
 }
 
 fn pad(length: usize) -> usize {
@@ -171,7 +171,7 @@ pub fn loopback_up() -> Result<()> {
 }
 
 /// Make a device `name` here that is joined to a device `peer` in another namespace.
-pub fn veth(name: &[u8], peer: &[u8], namespace: RawFd) -> Result<()> {
+pub fn veth(name: &CStr, peer: &CStr, namespace: &OwnedFd) -> Result<()> {
     const IFLA_LINKINFO: u16 = 18;
     const IFLA_NET_NS_FD: u16 = 28;
     const INFO_KIND: u16 = 1;
@@ -180,11 +180,11 @@ pub fn veth(name: &[u8], peer: &[u8], namespace: RawFd) -> Result<()> {
     let head = [0u8; 16];
     let other = [
         head.to_vec(),
-        attribute(IFLA_IFNAME, peer),
-        attribute(IFLA_NET_NS_FD, &(namespace as u32).to_ne_bytes()),
+        attribute(IFLA_IFNAME, peer.to_bytes_with_nul()),
+        attribute(IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes()),
     ];
     let body = [
-        attribute(IFLA_IFNAME, name),
+        attribute(IFLA_IFNAME, name.to_bytes_with_nul()),
         nested(
             IFLA_LINKINFO,
             &[
@@ -196,19 +196,16 @@ pub fn veth(name: &[u8], peer: &[u8], namespace: RawFd) -> Result<()> {
     let mut messages = Messages::new();
     let create = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
     messages.message(RTM_NEWLINK, create, &head, &body.concat());
-    messages.send(libc::NETLINK_ROUTE)
+    messages.send(ROUTE)
 }
 
 /// Give a device an address in a network of four, and set it up. Returns its index.
-pub fn address(name: &[u8], address: Ipv4Addr) -> Result<u32> {
+pub fn address(name: &CStr, address: Ipv4Addr) -> Result<u32> {
     const PREFIX: u8 = 30;
     const IFA_ADDRESS: u16 = 1;
     const IFA_LOCAL: u16 = 2;
-    // SAFETY: the name ends with a zero.
-    let index = unsafe { libc::if_nametoindex(name.as_ptr().cast()) };
-    if index == 0 {
-        return Err(libc::ENODEV);
-    }
+    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+    let index = plain(name_to_index(any, &name.to_string_lossy()))?;
     // struct ifaddrmsg: family, prefix length, flags, scope, index.
     let mut head = vec![libc::AF_INET as u8, PREFIX, 0, 0];
     head.extend_from_slice(&index.to_ne_bytes());
@@ -220,7 +217,7 @@ pub fn address(name: &[u8], address: Ipv4Addr) -> Result<u32> {
     let mut messages = Messages::new();
     let create = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
     messages.message(RTM_NEWADDR, create, &head, &body.concat());
-    messages.send(libc::NETLINK_ROUTE)?;
+    messages.send(ROUTE)?;
     device_up(index)?;
     Ok(index)
 }
@@ -245,7 +242,7 @@ pub fn default_route(device: u32, gateway: Ipv4Addr) -> Result<()> {
         &head,
         &body.concat(),
     );
-    messages.send(libc::NETLINK_ROUTE)
+    messages.send(ROUTE)
 }
 
 fn device_up(index: u32) -> Result<()> {
@@ -257,7 +254,7 @@ fn device_up(index: u32) -> Result<()> {
     }
     let mut messages = Messages::new();
     messages.message(RTM_NEWLINK, NLM_F_ACK, &head, &[]);
-    messages.send(libc::NETLINK_ROUTE)
+    messages.send(ROUTE)
 }
 
 /// Deliver packets for any address of the family to this namespace itself.
@@ -280,7 +277,7 @@ pub fn everything_is_local(family: libc::c_int) -> Result<()> {
     let body = attribute(RTA_OIF, &LO.to_ne_bytes());
     let mut messages = Messages::new();
     messages.message(RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, &head, &body);
-    messages.send(libc::NETLINK_ROUTE)
+    messages.send(ROUTE)
 }
 
 /// Redirect TCP connections to anything but loopback to `port`: on loopback, or at the device on which
@@ -368,7 +365,7 @@ impl Batch {
 
     pub fn send(mut self) -> Result<()> {
         self.messages.message(BATCH_END, 0, &Batch::LIMITS, &[]);
-        self.messages.send(libc::NETLINK_NETFILTER)
+        self.messages.send(Some(netlink::NETFILTER))
     }
 }
 

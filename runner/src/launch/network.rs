@@ -9,12 +9,16 @@
 //! gVisor has its own network stack, which takes over a device: it gets one end of a pair, and the
 //! listener is in a second namespace with the other end.
 
-use crate::failure::{c_string, check, failed, io_failed, open, Failure, Outcome};
+use crate::failure::{c_string, failed, open, Failure, Outcome};
 use crate::plan::Network;
 use crate::{container, mounts, netlink, spawn, sys, userns};
+use rustix::mount::MountFlags;
+use rustix::process::{geteuid, pidfd_open, Gid, Pid, PidfdFlags, Uid};
+use rustix::thread::{self, LinkNameSpaceType, UnshareFlags};
 use serde_json::Value;
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket};
-use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::io::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 const STEP: &str = "network";
@@ -23,35 +27,32 @@ const PORT: u16 = 65053;
 /// Programs inside find it in /etc/resolv.conf. It and the next one stand for no name.
 const RESOLVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const DEVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
-const OUTSIDE: &[u8] = b"outside\0";
-const INSIDE: &[u8] = b"eth0\0";
-const SYS_PIDFD_OPEN: libc::c_long = 434;
+const OUTSIDE: &CStr = c"outside";
+const INSIDE: &CStr = c"eth0";
 const OPEN_FILES: u64 = 8192;
 const START_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The waiting egress process.
 pub struct Waiting {
-    pid: i32,
+    pid: Pid,
     channel: OwnedFd,
 }
 
 /// Fork the process that will become the egress.
 pub fn start(network: &Network, cgroup: Option<&str>) -> Outcome<Waiting> {
     let (ours, theirs) = sys::socket_pair().map_err(failed(STEP, "socketpair"))?;
-    let pid = spawn::born_in(cgroup)?;
-    if pid == 0 {
+    let Some(pid) = spawn::born_in(cgroup)? else {
         drop(ours);
         let errno = match wait_and_become(network, &theirs) {
             Ok(()) => 0,
             Err(failure) => failure.errno.max(1),
         };
         let _ = sys::write_all(theirs.as_raw_fd(), &errno.to_ne_bytes());
-        // SAFETY: ends a forked child without running what belongs to its parent.
-        unsafe { libc::_exit(spawn::NOT_EXECUTED) };
-    }
+        spawn::exit(spawn::NOT_EXECUTED);
+    };
     if let Some(path) = &network.pid_file {
         // So that the daemon can end it when it does not answer.
-        spawn::write_pid_file(path, pid, "the egress ended at once")?;
+        spawn::write_pid_file(path, pid.as_raw_pid(), "the egress ended at once")?;
     }
     Ok(Waiting { pid, channel: ours })
 }
@@ -76,36 +77,21 @@ impl Waiting {
     /// Enter a new network namespace with a device. `name` becomes a path of the namespace.
     pub fn prepare_device(&self, name: &str) -> Outcome<()> {
         new_namespace()?;
-        let inside = sys::own(open(STEP, "/proc/self/ns/net", libc::O_RDONLY, 0)?);
+        let inside = open(STEP, "/proc/self/ns/net", libc::O_RDONLY, 0)?;
         new_namespace()?;
         self.pass_on(&outer_sockets(&inside)?)?;
-        // SAFETY: plain system call on a descriptor of a namespace.
-        check(STEP, "enter the namespace of the sandbox", unsafe {
-            libc::setns(inside.as_raw_fd(), libc::CLONE_NEWNET)
-        })?;
+        let kind = Some(LinkNameSpaceType::Network);
+        thread::move_into_link_name_space(inside.as_fd(), kind)
+            .map_err(failed(STEP, "enter the namespace of the sandbox"))?;
         netlink::address(INSIDE, DEVICE_ADDRESS)
             .and_then(|device| netlink::default_route(device, RESOLVER))
             .map_err(failed(STEP, "make the device inside"))?;
-        std::fs::write(name, b"").map_err(io_failed(STEP, &format!("make {}", name)))?;
-        let source = Some("/proc/self/ns/net");
-        mounts::mount(
-            "the network namespace",
-            source,
-            name,
-            None,
-            libc::MS_BIND,
-            None,
-        )?;
+        std::fs::write(name, b"").map_err(failed(STEP, &format!("make {}", name)))?;
+        mounts::bind("the network namespace", "/proc/self/ns/net", name)?;
         // gVisor takes a namespace that has these files for the one of the host; newer kernels show them
         // in every namespace.
-        mounts::mount(
-            "settings",
-            None,
-            "/proc/sys/net/core",
-            Some("tmpfs"),
-            libc::MS_RDONLY,
-            None,
-        )
+        let (target, read_only) = ("/proc/sys/net/core", MountFlags::RDONLY);
+        mounts::mount("settings", "none", target, "tmpfs", read_only, "")
     }
 
     fn pass_on(&self, sockets: &[OwnedFd]) -> Outcome<()> {
@@ -120,7 +106,7 @@ impl Waiting {
         sys::send_descriptors(self.channel.as_raw_fd(), &[life.as_raw_fd()])
             .map_err(failed(STEP, "pass the sandbox on"))?;
         let mut errno = [0u8; 4];
-        match spawn::read_within(self.channel.as_raw_fd(), &mut errno, START_PATIENCE) {
+        match spawn::read_within(&self.channel, &mut errno, START_PATIENCE) {
             Some(0) => Ok(()),
             Some(4) => {
                 let errno = i32::from_ne_bytes(errno);
@@ -142,22 +128,21 @@ pub fn parse_trial(plan: &Value) -> Option<bool> {
 
 /// Make what a network needs in namespaces of this process, which end with it.
 pub fn try_out(device: bool) -> Outcome<()> {
-    // SAFETY: plain system call.
-    if unsafe { libc::geteuid() } != 0 {
+    if !geteuid().is_root() {
         userns::enter_own()?;
     }
     new_namespace()?;
     if !device {
         return prepared_here().map(|_| ());
     }
-    let inside = sys::own(open(STEP, "/proc/self/ns/net", libc::O_RDONLY, 0)?);
+    let inside = open(STEP, "/proc/self/ns/net", libc::O_RDONLY, 0)?;
     new_namespace()?;
     outer_sockets(&inside).map(|_| ())
 }
 
 /// Make a pair of devices, of which one is in the namespace of the sandbox, and the sockets behind it.
 fn outer_sockets(inside: &OwnedFd) -> Outcome<[OwnedFd; 2]> {
-    netlink::veth(OUTSIDE, INSIDE, inside.as_raw_fd())
+    netlink::veth(OUTSIDE, INSIDE, inside)
         .and_then(|()| netlink::address(OUTSIDE, RESOLVER))
         .map_err(failed(STEP, "make the device outside"))?;
     let listener = listen(IpAddr::V4(RESOLVER), netlink::Hook::Prerouting)?;
@@ -183,22 +168,19 @@ pub fn prepared_here() -> Outcome<Vec<OwnedFd>> {
 fn listen_for_names() -> Outcome<OwnedFd> {
     UdpSocket::bind((RESOLVER, 53))
         .map(OwnedFd::from)
-        .map_err(io_failed(STEP, "listen for DNS"))
+        .map_err(failed(STEP, "listen for DNS"))
 }
 
 /// Hold a process: the descriptor never means another one.
 pub fn watch(pid: i32) -> Outcome<OwnedFd> {
-    // SAFETY: plain system call.
-    let life = unsafe { libc::syscall(SYS_PIDFD_OPEN, pid, 0) } as libc::c_int;
-    Ok(sys::own(check(STEP, "watch the sandbox", life)?))
+    let pid = Pid::from_raw(pid).ok_or(libc::EINVAL);
+    pid.and_then(|pid| sys::plain(pidfd_open(pid, PidfdFlags::empty())))
+        .map_err(failed(STEP, "watch the sandbox"))
 }
 
 /// Enter a new network namespace, with a loopback device that is up.
 pub fn new_namespace() -> Outcome<()> {
-    // SAFETY: plain system call.
-    check(STEP, "make a network namespace", unsafe {
-        libc::unshare(libc::CLONE_NEWNET)
-    })?;
+    spawn::unshare(STEP, "make a network namespace", UnshareFlags::NEWNET)?;
     netlink::loopback_up().map_err(failed(STEP, "set the loopback device up"))
 }
 
@@ -216,10 +198,10 @@ fn listen(address: IpAddr, hook: netlink::Hook) -> Outcome<OwnedFd> {
         Ok(()) | Err(libc::ENOENT) => {}
         Err(errno) => return Err(Failure::new(STEP, what("track TCP alone"), errno)),
     }
-    let listener = TcpListener::bind((address, PORT)).map_err(io_failed(STEP, "listen"))?;
+    let listener = TcpListener::bind((address, PORT)).map_err(failed(STEP, "listen"))?;
     listener
         .set_nonblocking(true)
-        .map_err(io_failed(STEP, "listen"))?;
+        .map_err(failed(STEP, "listen"))?;
     Ok(OwnedFd::from(listener))
 }
 
@@ -246,17 +228,22 @@ pub fn become_egress(
     }
     let (tcp4, dns) = (sockets.remove(0), sockets.remove(0));
     let null = open(STEP, "/dev/null", libc::O_RDWR, 0)?;
-    let tcp6 = sockets.pop().map_or(null, IntoRawFd::into_raw_fd);
+    let tcp6 = sockets.pop();
     let append = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND;
+    let records = [
+        open(STEP, &network.records[0], append, 0o600)?,
+        open(STEP, &network.records[1], append, 0o600)?,
+    ];
+    let config = open(STEP, &network.config, libc::O_RDONLY, 0)?;
     let moves = vec![
         (tcp4.as_raw_fd(), 3),
-        (tcp6, 4),
+        (tcp6.as_ref().unwrap_or(&null).as_raw_fd(), 4),
         (dns.as_raw_fd(), 5),
         (network.control_fd, 6),
         (life.as_raw_fd(), 7),
-        (open(STEP, &network.records[0], append, 0o600)?, 8),
-        (open(STEP, &network.records[1], append, 0o600)?, 9),
-        (open(STEP, &network.config, libc::O_RDONLY, 0)?, 10),
+        (records[0].as_raw_fd(), 8),
+        (records[1].as_raw_fd(), 9),
+        (config.as_raw_fd(), 10),
     ];
     // Its user may not be allowed to search the folders above it, such as /root.
     let program = open(STEP, &network.program, libc::O_PATH, 0)?;
@@ -267,19 +254,17 @@ pub fn become_egress(
         become_user(id)?;
     }
     let program = spawn::Program::Opened {
-        file: program,
+        file: program.as_raw_fd(),
         report,
     };
-    spawn::become_program(program, &argv, &moves, -1, null)
+    spawn::become_program(program, &argv, &moves, -1, null.as_raw_fd())
 }
 
-/// Give up every privilege for good.
-fn become_user(id: u32) -> Outcome<()> {
-    // SAFETY: plain system calls. Changing all three user ids from root clears the capabilities.
-    unsafe {
-        check(STEP, "setgroups", libc::setgroups(0, std::ptr::null()))?;
-        check(STEP, "setresgid", libc::setresgid(id, id, id))?;
-        check(STEP, "setresuid", libc::setresuid(id, id, id))?;
-    }
-    Ok(())
+/// Give up every privilege for good, in a process with one thread: changing all three user ids from root
+/// clears the capabilities.
+pub fn become_user(id: u32) -> Outcome<()> {
+    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+    thread::set_thread_groups(&[]).map_err(failed(STEP, "setgroups"))?;
+    thread::set_thread_res_gid(gid, gid, gid).map_err(failed(STEP, "setresgid"))?;
+    thread::set_thread_res_uid(uid, uid, uid).map_err(failed(STEP, "setresuid"))
 }

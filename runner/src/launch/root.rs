@@ -5,26 +5,27 @@
 //! Layers are bound to short names first and given relative to the stage: a sandbox can read the mount
 //! options of its root, and then they reveal nothing.
 
-use crate::failure::{c_string, check, io_failed, Failure, Outcome};
-use crate::mounts::{mkdir, mount, QUIET};
-use crate::plan::{IdMap, Place, Plan, Root};
-use crate::{sys, tree, volume};
-use std::os::unix::io::RawFd;
+use crate::failure::{failed, open, Failure, Outcome};
+use crate::mounts::{mkdir, mount, Ids, QUIET};
+use crate::plan::{Place, Plan, Root};
+use crate::{tree, volume};
+use rustix::fs::{chmod, chownat, AtFlags, Gid, Mode, Uid, CWD};
+use rustix::mount::{mount_bind_recursive, unmount, MountFlags, UnmountFlags};
+use rustix::process::chdir;
 
 const STEP: &str = "image";
-const QUIETLY: u64 = tree::READ_ONLY | tree::NOSUID | tree::NODEV;
 /// Overlay features that let a layer refer to other layers are switched off, because layers come from
 /// images.
 const NO_REFERENCES: &str = "redirect_dir=nofollow,metacopy=off,index=off";
 
-pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
+pub fn build(plan: &Plan, root: &Root, ids: Ids<'_>) -> Outcome<()> {
     let stage = plan.stage.as_str();
     let mut lowers = Vec::new();
     for (i, layer) in root.layers.iter().enumerate() {
         let name = format!("l{}", i);
         let target = format!("{}/{}", stage, name);
         mkdir(&target, 0o755)?;
-        tree::bind(layer, &target, QUIETLY, ids.map(|(_, userns)| userns))
+        tree::bind(layer, &target, tree::CLOSED, ids.map(|(_, userns)| userns))
             .map_err(|t| Failure { step: STEP, ..t })?;
         lowers.insert(0, name);
     }
@@ -51,7 +52,9 @@ pub fn build(plan: &Plan, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<(
     mkdir(&top, 0o755)?;
     give_to_inside_root(&top, ids)?;
     make_places(&top, &missing, ids)?;
-    unmount(&format!("{}/root", stage))?;
+    let built = format!("{}/root", stage);
+    unmount(&built, UnmountFlags::DETACH)
+        .map_err(failed(STEP, format!("unmount {}", built)))?;
     lowers.retain(|name| name != "empty");
     lowers.insert(0, "top".to_owned());
     lay(stage, "root", &lowers, None, ids.is_none())
@@ -68,20 +71,20 @@ pub fn show_private(stage: &str, name: &str, source: &str, own: bool) -> Outcome
     let path = format!("{}/{}", stage, lower);
     mkdir(&path, 0o755)?;
     let lowers = [lower, "empty".to_owned()];
-    let laid = tree::bind(source, &path, QUIETLY, None)
+    let laid = tree::bind(source, &path, tree::CLOSED, None)
         .and_then(|()| lay(stage, name, &lowers, None, own));
     if laid.is_ok() {
         return Ok(true);
     }
     // An ordinary user may not take a mount apart from those below it.
-    let flags = libc::MS_BIND | libc::MS_REC;
-    tree::bind(source, &target, QUIETLY, None)
-        .or_else(|_| mount(source, Some(source), &target, None, flags, None))
+    tree::bind(source, &target, tree::CLOSED, None)
+        .or_else(|_| mount_bind_recursive(source, &target))
         .map(|()| false)
+        .map_err(failed("mount", format!("mount {} on {}", source, target)))
 }
 
 /// Return the mount option that says where changes go.
-fn changes(stage: &str, root: &Root, ids: Option<(IdMap, RawFd)>) -> Outcome<String> {
+fn changes(stage: &str, root: &Root, ids: Ids<'_>) -> Outcome<String> {
     let at = match &root.volume {
         None => "volume".to_owned(),
         Some(own) => {
@@ -115,61 +118,37 @@ fn lay(
     if own {
         options.push_str(",userxattr");
     }
-    let read_only = if changes.is_none() {
-        libc::MS_RDONLY
-    } else {
-        0
-    };
-    let chdir = |to: &str| -> Outcome<()> {
-        let cto = c_string(STEP, to)?;
-        check(STEP, &format!("enter {}", to), unsafe {
-            libc::chdir(cto.as_ptr())
-        })
-        .map(|_| ())
-    };
-    chdir(stage)?;
-    let laid = mount(
-        "the image's layers",
-        Some(name),
-        name,
-        Some("overlay"),
-        QUIET | libc::MS_NOATIME | read_only,
-        Some(&options),
-    )
-    .map_err(|t| Failure { step: STEP, ..t });
-    chdir("/")?;
+    let mut flags = QUIET | MountFlags::NOATIME;
+    flags.set(MountFlags::RDONLY, changes.is_none());
+    let enter = |to: &str| chdir(to).map_err(failed(STEP, format!("enter {}", to)));
+    enter(stage)?;
+    let laid = mount("the image's layers", name, name, "overlay", flags, &options)
+        .map_err(|t| Failure { step: STEP, ..t });
+    enter("/")?;
     laid
 }
 
 /// Return the places that do not exist. One that is a symlink, or below one, would be mounted
 /// elsewhere.
 fn missing<'a>(stage: &str, places: &'a [Place]) -> Outcome<Vec<&'a Place>> {
-    let path = c_string(STEP, &format!("{}/root", stage))?;
-    let root = check(STEP, "open the image's root", unsafe {
-        libc::open(
-            path.as_ptr(),
-            libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC,
-        )
-    })?;
-    let mut found = Vec::new();
-    let mut outcome = Ok(());
+    let flags = libc::O_PATH | libc::O_DIRECTORY;
+    let root = open(STEP, &format!("{}/root", stage), flags, 0)?;
+    let mut missing = Vec::new();
     for place in places {
-        match tree::plain_path(root, &place.path, place.directory) {
-            Ok(fd) => sys::close(fd),
-            Err(libc::ENOENT) => found.push(place),
+        match tree::plain_path(&root, &place.path, place.directory) {
+            Ok(_) => {}
+            Err(libc::ENOENT) => missing.push(place),
             Err(errno) => {
                 let what = if place.directory { "directory" } else { "file" };
                 let message = format!("{} is not a plain {} in the image", place.path, what);
-                outcome = Err(Failure::new(STEP, message, errno));
-                break;
+                return Err(Failure::new(STEP, message, errno));
             }
         }
     }
-    sys::close(root);
-    outcome.map(|()| found)
+    Ok(missing)
 }
 
-fn make_places(at: &str, places: &[&Place], ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
+fn make_places(at: &str, places: &[&Place], ids: Ids<'_>) -> Outcome<()> {
     for place in places {
         let mut path = at.to_owned();
         let parts: Vec<&str> = place.path.split('/').filter(|p| !p.is_empty()).collect();
@@ -181,37 +160,26 @@ fn make_places(at: &str, places: &[&Place], ids: Option<(IdMap, RawFd)>) -> Outc
             let last = i + 1 == parts.len();
             if last && !place.directory {
                 std::fs::write(&path, b"")
-                    .map_err(io_failed(STEP, &format!("make {}", place.path)))?;
+                    .map_err(failed(STEP, &format!("make {}", place.path)))?;
             } else {
                 mkdir(&path, 0o755)?;
             }
             give_to_inside_root(&path, ids)?;
             let mode = if last { place.mode } else { 0o755 };
-            let cpath = c_string(STEP, &path)?;
-            check(STEP, &format!("chmod {}", place.path), unsafe {
-                libc::chmod(cpath.as_ptr(), mode)
-            })?;
+            chmod(&path, Mode::from_bits_retain(mode))
+                .map_err(failed(STEP, format!("chmod {}", place.path)))?;
         }
     }
     Ok(())
 }
 
-fn give_to_inside_root(path: &str, ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
-    let base = match ids {
-        None => return Ok(()),
-        Some((map, _)) => map.base,
-    };
-    let cpath = c_string(STEP, path)?;
-    check(STEP, &format!("chown {}", path), unsafe {
-        libc::lchown(cpath.as_ptr(), base, base)
-    })
-    .map(|_| ())
+fn give_to_inside_root(path: &str, ids: Ids<'_>) -> Outcome<()> {
+    ids.map_or(Ok(()), |(map, _)| give(STEP, path, map.base))
 }
 
-fn unmount(path: &str) -> Outcome<()> {
-    let cpath = c_string(STEP, path)?;
-    check(STEP, &format!("unmount {}", path), unsafe {
-        libc::umount2(cpath.as_ptr(), libc::MNT_DETACH)
-    })
-    .map(|_| ())
+/// Change the user and the group of a file, or of a symlink itself.
+pub fn give(step: &'static str, path: &str, owner: u32) -> Outcome<()> {
+    let (uid, gid) = (Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)));
+    chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+        .map_err(failed(step, format!("chown {}", path)))
 }

@@ -5,18 +5,18 @@
 //! file, and the runner reports on a pipe that it serves. Its view of the host's mounts is our private
 //! one, so its mounts are seen nowhere else and all of them go with the sandbox.
 
-use crate::failure::{c_string, check, io_failed, open, pipe, Failure, Outcome};
+use crate::failure::{c_string, failed, open, pipe, Failure, Outcome};
 use crate::plan::{Plan, Runtime};
 use crate::spawn::{self, Born};
 use crate::{mounts, sys, tree};
+use rustix::process::{pidfd_open, waitpid, Pid, PidfdFlags, WaitOptions};
 use std::ffi::CString;
-use std::os::unix::io::RawFd;
+use std::os::unix::io::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 const STEP: &str = "runtime";
 const LISTEN: RawFd = 3;
 const READY: RawFd = 4;
-const SYS_PIDFD_OPEN: libc::c_long = 434;
 /// How much of the end of the log goes into an error message; the whole of it stays in the file.
 const LOG_TAIL: usize = 2000;
 
@@ -36,79 +36,61 @@ pub fn run(plan: &Plan, runtime: &Runtime) -> Outcome<Born> {
         0o600,
     )?;
     let (ready_r, ready_w) = pipe()?;
-    let mut moves = vec![(ready_w, READY)];
+    let mut moves = vec![(ready_w.as_raw_fd(), READY)];
     if plan.listen_fd > 2 {
         moves.push((plan.listen_fd, LISTEN));
     }
-    let pid = spawn::born_in(plan.cgroup_v2.as_deref())?;
-    if pid == 0 {
-        spawn::become_program(spawn::Program::Path(&program), &argv, &moves, log, log);
-    }
-    sys::close(ready_w);
-    sys::close(log);
-    let outcome = wait_for_end(pid, left())
-        .and_then(|()| spawn::wait_born(plan, &runtime.pid_file, ready_r, left, || first(runtime)));
+    let Some(pid) = spawn::born_in(plan.cgroup_v2.as_deref())? else {
+        let (program, log) = (spawn::Program::Path(&program), log.as_raw_fd());
+        spawn::become_program(program, &argv, &moves, log, log);
+    };
+    drop((ready_w, log));
+    let outcome = wait_for_end(pid, left()).and_then(|()| {
+        spawn::wait_born(plan, &runtime.pid_file, &ready_r, left, || first(runtime))
+    });
     outcome.map_err(|t| {
         if let Ok(pid) = first(runtime) {
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            let _ = sys::kill(pid, libc::SIGKILL);
         }
         with_log(t, &runtime.log)
     })
 }
 
 /// Prepare what a runtime needs on the stage in addition to what bubblewrap needs.
-pub fn prepare(plan: &Plan, userns: Option<RawFd>) -> Outcome<()> {
+pub fn prepare(plan: &Plan, userns: Option<BorrowedFd<'_>>) -> Outcome<()> {
     if let Some(fd) = userns {
         // A path for the namespace, which a configuration can refer to.
         let name = format!("{}/userns", plan.stage);
-        std::fs::write(&name, b"").map_err(io_failed(STEP, &format!("make {}", name)))?;
-        let source = format!("/proc/self/fd/{}", fd);
-        mounts::mount(
-            "the user namespace",
-            Some(&source),
-            &name,
-            None,
-            libc::MS_BIND,
-            None,
-        )?;
+        std::fs::write(&name, b"").map_err(failed(STEP, &format!("make {}", name)))?;
+        let source = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        mounts::bind("the user namespace", &source, &name)?;
     }
     // Devices and masks inside are binds of these and inherit their flags. Writing to a device needs no
     // writable mount.
-    tree::bind("/dev", "/dev", tree::READ_ONLY | tree::NOSUID, None)
+    tree::bind("/dev", "/dev", tree::READ_ONLY, None)
 }
 
-fn wait_for_end(pid: i32, within: Duration) -> Outcome<()> {
-    let pidfd = unsafe { libc::syscall(SYS_PIDFD_OPEN, pid, 0) } as libc::c_int;
-    let pidfd = check(STEP, "watch the runtime", pidfd)?;
-    let ended = spawn::readable_within(pidfd, within);
-    sys::close(pidfd);
-    if !ended {
+fn wait_for_end(pid: Pid, within: Duration) -> Outcome<()> {
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(failed(STEP, "watch the runtime"))?;
+    if !spawn::readable_within(&pidfd, within) {
         spawn::kill_and_reap(pid);
         let message = "the runtime did not end in time";
         return Err(Failure::new(STEP, message, libc::ETIMEDOUT));
     }
-    let mut status = 0;
-    check(STEP, "wait for the runtime", unsafe {
-        libc::waitpid(pid, &mut status, 0)
-    })?;
-    if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0 {
-        return Ok(());
-    }
-    let (message, errno) = if !libc::WIFEXITED(status) {
-        (
-            format!("the runtime was ended by signal {}", libc::WTERMSIG(status)),
-            0,
-        )
-    } else if libc::WEXITSTATUS(status) == spawn::NOT_EXECUTED {
-        ("the runtime could not be executed".to_owned(), libc::ENOENT)
-    } else {
-        (
-            format!(
-                "the runtime ended with status {}",
-                libc::WEXITSTATUS(status)
-            ),
-            0,
-        )
+    let ended = waitpid(Some(pid), WaitOptions::empty());
+    let ended = ended.map_err(failed(STEP, "wait for the runtime"))?;
+    let status = ended.and_then(|(_, status)| status.exit_status());
+    let (message, errno) = match (status, ended) {
+        (Some(0), _) => return Ok(()),
+        (Some(spawn::NOT_EXECUTED), _) => {
+            ("the runtime could not be executed".to_owned(), libc::ENOENT)
+        }
+        (Some(status), _) => (format!("the runtime ended with status {}", status), 0),
+        (None, ended) => {
+            let signal = ended.and_then(|(_, status)| status.terminating_signal());
+            let signal = signal.unwrap_or(0);
+            (format!("the runtime was ended by signal {}", signal), 0)
+        }
     };
     Err(Failure::new(STEP, message, errno))
 }

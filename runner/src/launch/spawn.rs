@@ -3,12 +3,16 @@
 //! In the end, the first process of the sandbox is not our child: the monitor of bubblewrap is
 //! killed once the runner serves (it has nothing more to do and costs memory), and we exit.
 
-use crate::failure::{c_string, check, failed, open, pipe, Failure, Outcome};
+use crate::failure::{c_string, failed, open, pipe, Failure, Outcome};
 use crate::plan::{Bubblewrap, Plan};
 use crate::{inside, sys};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::mount::{unmount, UnmountFlags};
+use rustix::process::{kill_process, waitpid, Pid, Signal, WaitOptions};
+use rustix::thread::{unshare_unsafe, UnshareFlags};
 use serde_json::Value;
 use std::ffi::CString;
-use std::os::unix::io::{IntoRawFd, RawFd};
+use std::os::unix::io::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -35,72 +39,78 @@ pub struct Born {
     pub start: u64,
 }
 
-pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<RawFd>) -> Outcome<Born> {
+pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<BorrowedFd<'_>>) -> Outcome<Born> {
     let (ready_r, ready_w) = pipe()?;
     let (info_r, info_w) = pipe()?;
     let (err_r, err_w) = pipe()?;
-    let args_fd = sys::memory_file("args", &nul_separated(&bwrap.args)?)
-        .map_err(failed("descriptors", "memfd_create"))?
-        .into_raw_fd();
+    let args = sys::memory_file("args", &nul_separated(&bwrap.args)?)
+        .map_err(failed("descriptors", "memfd_create"))?;
+    let mut filters = Vec::new();
+    for path in &bwrap.seccomp {
+        filters.push(open("seccomp", path, libc::O_RDONLY, 0)?);
+    }
     let mut moves = vec![
         (plan.listen_fd, LISTEN),
-        (ready_w, READY),
-        (info_w, INFO),
-        (args_fd, ARGS),
+        (ready_w.as_raw_fd(), READY),
+        (info_w.as_raw_fd(), INFO),
+        (args.as_raw_fd(), ARGS),
     ];
-    if let Some(fd) = userns {
-        moves.push((fd, USERNS));
-    }
-    for (i, path) in bwrap.seccomp.iter().enumerate() {
-        moves.push((
-            open("seccomp", path, libc::O_RDONLY, 0)?,
-            SECCOMP + i as RawFd,
-        ));
-    }
+    moves.extend(userns.map(|fd| (fd.as_raw_fd(), USERNS)));
+    moves.extend(filters.iter().map(AsRawFd::as_raw_fd).zip(SECCOMP..));
     let program = c_string(STEP, &bwrap.program)?;
     let argv = argv(bwrap)?;
-    let pid = born_in(plan.cgroup_v2.as_deref())?;
-    if pid == 0 {
+    let Some(pid) = born_in(plan.cgroup_v2.as_deref())? else {
         // bubblewrap reads the whole list of mounts for each of its mounts, and most of ours are here.
         // Where we may not unmount them, they stay.
-        unsafe { libc::umount2(c"/sys".as_ptr(), libc::MNT_DETACH) };
-        become_program(Program::Path(&program), &argv, &moves, -1, err_w);
-    }
-    for fd in [ready_w, info_w, err_w] {
-        sys::close(fd);
-    }
-    let outcome = wait_ready(plan, bwrap, ready_r, info_r, pid);
-    match &outcome {
-        Ok(_) => kill_and_reap(pid),
-        Err(_) => {
-            // The first process dies with its pid namespace; the monitor would only report it.
-            if let Some(first) = first_pid(info_r, Duration::from_millis(0)) {
-                unsafe { libc::kill(first, libc::SIGKILL) };
-            }
-            kill_and_reap(pid);
+        let _ = unmount(c"/sys", UnmountFlags::DETACH);
+        become_program(Program::Path(&program), &argv, &moves, -1, err_w.as_raw_fd());
+    };
+    drop((ready_w, info_w, err_w));
+    let outcome = wait_ready(plan, bwrap, &ready_r, &info_r, pid);
+    if outcome.is_err() {
+        // The first process dies with its pid namespace; the monitor would only report it.
+        if let Some(first) = first_pid(&info_r, Duration::from_millis(0)) {
+            let _ = sys::kill(first, libc::SIGKILL);
         }
     }
-    outcome.map_err(|t| with_stderr(t, err_r))
+    kill_and_reap(pid);
+    outcome.map_err(|t| with_stderr(t, &err_r))
 }
 
 /// Fork a child that starts in the given v2 cgroup: moving it there afterwards would wait for a grace
-/// period of the kernel, 10 ms and more.
-pub fn born_in(cgroup: Option<&str>) -> Outcome<i32> {
-    let directory = match cgroup {
-        None => return check(STEP, "fork", unsafe { libc::fork() }),
-        Some(path) => open("cgroup", path, libc::O_RDONLY, 0)?,
+/// period of the kernel, 10 ms and more. Return `None` in the child.
+pub fn born_in(cgroup: Option<&str>) -> Outcome<Option<Pid>> {
+    let directory = cgroup.map(|path| open("cgroup", path, libc::O_RDONLY, 0));
+    let directory = directory.transpose()?;
+    // SAFETY: all zeroes is a valid value, and the call reads as much as it is told. The children of this
+    // program run on copies of all its memory, which no other thread was changing, and end by `exit`.
+    let pid = unsafe {
+        match &directory {
+            None => libc::fork(),
+            Some(directory) => {
+                let mut args: libc::clone_args = std::mem::zeroed();
+                args.flags = CLONE_INTO_CGROUP;
+                args.exit_signal = libc::SIGCHLD as u64;
+                args.cgroup = directory.as_raw_fd() as u64;
+                libc::syscall(libc::SYS_clone3, &mut args, size_of::<libc::clone_args>()) as i32
+            }
+        }
     };
-    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    args.flags = CLONE_INTO_CGROUP;
-    args.exit_signal = libc::SIGCHLD as u64;
-    args.cgroup = directory as u64;
-    let size = std::mem::size_of::<libc::clone_args>();
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, &mut args, size) };
-    if pid == 0 {
-        return Ok(0);
-    }
-    sys::close(directory);
-    check("cgroup", "start in the cgroup", pid as libc::c_int)
+    let attempt = directory.map_or((STEP, "fork"), |_| ("cgroup", "start in the cgroup"));
+    let pid = sys::check(pid).map_err(failed(attempt.0, attempt.1))?;
+    Ok(Pid::from_raw(pid))
+}
+
+/// End a forked child without running what belongs to its parent.
+pub fn exit(status: i32) -> ! {
+    // SAFETY: ends this process.
+    unsafe { libc::_exit(status) }
+}
+
+/// Enter new namespaces.
+pub fn unshare(step: &'static str, what: &str, namespaces: UnshareFlags) -> Outcome<()> {
+    // SAFETY: none of the callers asks for a separate table of descriptors.
+    unsafe { unshare_unsafe(namespaces) }.map_err(failed(step, what))
 }
 
 /// A NUL inside one string would make two of it, and the second could be an option that the plan does
@@ -149,7 +159,8 @@ pub fn become_program(
     pointers.push(ptr::null());
     // It needs none of our environment, and the sandbox must not see one.
     let environment: [*const libc::c_char; 1] = [ptr::null()];
-    // SAFETY: plain system calls on integers, and on strings and arrays that end with a null.
+    // SAFETY: plain system calls on numbers of descriptors, which nothing else in this process uses from
+    // now on, and on strings and arrays that end with a null.
     unsafe {
         libc::setsid();
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
@@ -193,16 +204,16 @@ pub fn become_program(
                 libc::write(report, errno.as_ptr().cast(), errno.len());
             }
         }
-        libc::_exit(NOT_EXECUTED);
     }
+    exit(NOT_EXECUTED)
 }
 
 fn wait_ready(
     plan: &Plan,
     bwrap: &Bubblewrap,
-    ready: RawFd,
-    info: RawFd,
-    monitor: i32,
+    ready: &OwnedFd,
+    info: &OwnedFd,
+    monitor: Pid,
 ) -> Outcome<Born> {
     let deadline = Instant::now() + Duration::from_millis(plan.timeout_ms as u64);
     let left = || deadline.saturating_duration_since(Instant::now());
@@ -211,7 +222,7 @@ fn wait_ready(
             .ok_or_else(|| Failure::new(STEP, "bubblewrap did not start the sandbox", 0))
     })?;
     // The monitor ends while we do the rest, and is reaped after that.
-    unsafe { libc::kill(monitor, libc::SIGKILL) };
+    let _ = kill_process(monitor, Signal::KILL);
     let covers = inside::covers(plan)?;
     inside::finish(born.pid, &plan.masks, covers, bwrap.terminals)?;
     Ok(born)
@@ -221,7 +232,7 @@ fn wait_ready(
 pub fn wait_born(
     plan: &Plan,
     pid_file: &str,
-    ready: RawFd,
+    ready: &OwnedFd,
     left: impl Fn() -> Duration,
     first: impl FnOnce() -> Outcome<i32>,
 ) -> Outcome<Born> {
@@ -253,7 +264,7 @@ pub fn wait_born(
 }
 
 /// Read the pid that bubblewrap writes as JSON to the info descriptor.
-fn first_pid(info: RawFd, within: Duration) -> Option<i32> {
+fn first_pid(info: &OwnedFd, within: Duration) -> Option<i32> {
     let deadline = Instant::now() + within;
     let mut text = Vec::new();
     let mut buffer = [0u8; 1024];
@@ -313,48 +324,30 @@ fn verify_host_ids(pid: i32, expect: u32) -> Outcome<()> {
     ))
 }
 
-pub fn readable_within(fd: RawFd, within: Duration) -> bool {
+pub fn readable_within(fd: impl AsFd, within: Duration) -> bool {
     let deadline = Instant::now() + within;
-    loop {
+    let ready = sys::retry(|| {
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut p = libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        match unsafe { libc::poll(&mut p, 1, left.as_millis() as libc::c_int) } {
-            n if n < 0 && sys::errno() == libc::EINTR => continue,
-            n => return n > 0,
-        }
-    }
+        let left = Timespec::try_from(left).unwrap_or_default();
+        poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&left))
+    });
+    ready.is_ok_and(|count| count > 0)
 }
 
-pub fn read_within(fd: RawFd, buffer: &mut [u8], within: Duration) -> Option<usize> {
-    let deadline = Instant::now() + within;
-    loop {
-        if !readable_within(fd, deadline.saturating_duration_since(Instant::now())) {
-            return None;
-        }
-        let n = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
-        if n >= 0 {
-            return Some(n as usize);
-        }
-        if sys::errno() != libc::EINTR {
-            return None;
-        }
+pub fn read_within(fd: impl AsFd, buffer: &mut [u8], within: Duration) -> Option<usize> {
+    if !readable_within(&fd, within) {
+        return None;
     }
+    sys::read(fd.as_fd().as_raw_fd(), buffer).ok()
 }
 
-pub fn kill_and_reap(pid: i32) {
-    let mut status = 0;
-    unsafe {
-        libc::kill(pid, libc::SIGKILL);
-        libc::waitpid(pid, &mut status, 0);
-    }
+pub fn kill_and_reap(pid: Pid) {
+    let _ = kill_process(pid, Signal::KILL);
+    let _ = waitpid(Some(pid), WaitOptions::empty());
 }
 
 /// Add what bubblewrap wrote to stderr, for the person who has to fix it.
-fn with_stderr(mut failure: Failure, err: RawFd) -> Failure {
+fn with_stderr(mut failure: Failure, err: &OwnedFd) -> Failure {
     let mut buffer = [0u8; 4096];
     if let Some(n) = read_within(err, &mut buffer, Duration::from_millis(50)) {
         let output = String::from_utf8_lossy(&buffer[..n]);

@@ -3,10 +3,12 @@
 //! No namespace is made and no process is left. The process that unmounts it takes the same lock first:
 //! a caller that was killed leaves us running, and we must not mount where a removal is in progress.
 
-use crate::failure::{c_string, check, failed, Outcome};
+use crate::failure::{failed, open, Outcome};
 use crate::plan::{self, IdMap, Volume};
 use crate::{sys, userns, volume};
+use rustix::fs::{flock, FlockOperation};
 use serde_json::Value;
+use std::os::unix::io::AsFd;
 
 const STEP: &str = "mount";
 
@@ -40,19 +42,13 @@ pub fn parse(plan: &Value) -> Outcome<Option<Place>> {
 
 pub fn make(place: &Place) -> Outcome<()> {
     sys::close_all_but(&[0, 1, 2]).map_err(failed("descriptors", "close_range"))?;
-    let directory = c_string(STEP, &place.directory)?;
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    let held = check(STEP, &format!("open {}", place.directory), unsafe {
-        libc::open(directory.as_ptr(), flags)
-    })?;
-    // Released when this process ends.
-    check(STEP, "wait for who removes it", unsafe {
-        libc::flock(held, libc::LOCK_EX)
-    })?;
-    let ids = match place.id_map {
-        None => None,
-        Some(map) => Some((map, userns::mapped(map)?)),
-    };
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    // Held until everything is mounted; no other process has it.
+    let held = open(STEP, &place.directory, flags, 0)?;
+    flock(&held, FlockOperation::LockExclusive)
+        .map_err(failed(STEP, "wait for who removes it"))?;
+    let userns = place.id_map.map(userns::mapped).transpose()?;
+    let ids = place.id_map.zip(userns.as_ref().map(AsFd::as_fd));
     volume::show(
         &place.volume,
         &format!("{}/{}", place.directory, place.name),

@@ -4,11 +4,14 @@
 //! holds the ids seen inside, shifted by the mount, so that the next sandbox with another range can use
 //! it.
 
-use crate::failure::{c_string, check, io_failed, Failure, Outcome};
-use crate::mounts::{mkdir, mount, mount_memory, QUIET};
-use crate::plan::{IdMap, Volume};
+use crate::failure::{failed, Failure, Outcome};
+use crate::mounts::{mkdir, mount, mount_memory, Ids, QUIET};
+use crate::plan::Volume;
+use crate::root::give;
 use crate::{loopdev, sys, tree};
-use std::os::unix::io::RawFd;
+use rustix::fs::{utimensat, AtFlags, Timespec, Timestamps, UTIME_NOW};
+use rustix::mount::{MountAttrFlags, MountFlags};
+use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
 
 const STEP: &str = "mount";
@@ -21,7 +24,7 @@ const THREAD_STACK: usize = 128 << 10;
 
 /// A workspace that another thread mounts. Attaching and mounting its image takes about as long as the
 /// other preparations, and depends on none of them.
-pub struct Mounting(JoinHandle<Outcome<RawFd>>);
+pub struct Mounting(JoinHandle<Outcome<OwnedFd>>);
 
 /// Begin to mount an image that ends with its sandbox, with `directories` owned by `owner` (an id on
 /// the host). Return `None` for other volumes. From now on this process has two threads.
@@ -40,11 +43,9 @@ pub fn begin(
     };
     let work = move || {
         let mount = mount_image(&path, reserved)?;
-        let made = fill(mount, directories, owner).and_then(|()| forget_name(&path));
-        if made.is_err() {
-            sys::close(mount);
-        }
-        made.map(|()| mount)
+        fill(&mount, directories, owner)?;
+        forget_name(&path)?;
+        Ok(mount)
     };
     let builder = std::thread::Builder::new().stack_size(THREAD_STACK);
     builder.spawn(work).ok().map(Mounting)
@@ -63,7 +64,7 @@ impl Mounting {
 pub fn place(
     volume: &Volume,
     target: &str,
-    ids: Option<(IdMap, RawFd)>,
+    ids: Ids<'_>,
     directories: &[&str],
     owner: u32,
 ) -> Outcome<()> {
@@ -84,21 +85,14 @@ pub fn place(
         } => {
             let device = loopdev::attach_shared(path)?;
             let options = format!("{},{}", discard(*reserved), KEEP_TABLES);
-            let mounted = mount(
-                "workspace",
-                Some(&device.path),
-                target,
-                Some("ext4"),
-                QUIET | libc::MS_NOATIME,
-                Some(&options),
-            );
-            device.close();
-            mounted?;
+            let flags = QUIET | MountFlags::NOATIME;
+            mount("workspace", &device.path, target, "ext4", flags, &options)?;
+            drop(device);
             make_directories(target, directories, owner, ids.is_some())?;
             return shift(target, ids);
         }
         Volume::Directory { path } => {
-            tree::bind(path, target, tree::NOSUID | tree::NODEV, None)?;
+            tree::bind(path, target, tree::PLAIN, None)?;
             make_directories(target, directories, owner, ids.is_some())?;
             return shift(target, ids);
         }
@@ -113,7 +107,7 @@ pub fn place(
 pub fn show(
     volume: &Volume,
     target: &str,
-    ids: Option<(IdMap, RawFd)>,
+    ids: Ids<'_>,
     directories: &[&str],
     owner: u32,
 ) -> Outcome<()> {
@@ -133,7 +127,7 @@ pub fn show(
 }
 
 /// Return a mount of an image that ends with its sandbox.
-fn mount_image(path: &str, reserved: bool) -> Outcome<RawFd> {
+fn mount_image(path: &str, reserved: bool) -> Outcome<OwnedFd> {
     let device = loopdev::attach(path)?;
     // No barriers: a flush would wait for the host's journal, for data that is worthless after a crash.
     let options = [
@@ -141,33 +135,35 @@ fn mount_image(path: &str, reserved: bool) -> Outcome<RawFd> {
         (KEEP_TABLES, None),
         ("barrier", Some("0")),
     ];
-    let attributes = tree::NOSUID | tree::NODEV | tree::NOATIME;
-    let mounted = tree::of_device("ext4", &device.path, &options, attributes);
-    device.close();
-    mounted
+    let attributes = tree::PLAIN | MountAttrFlags::MOUNT_ATTR_NOATIME;
+    tree::of_device("ext4", &device.path, &options, attributes)
 }
 
 /// Remove the name of a mounted image: the mount holds the file, which is deleted with the sandbox.
 fn forget_name(path: &str) -> Outcome<()> {
-    std::fs::remove_file(path).map_err(io_failed(STEP, &format!("unlink {}", path)))
+    std::fs::remove_file(path).map_err(failed(STEP, &format!("unlink {}", path)))
 }
 
 /// Give the directories of a new image to their owner, and the current time: the template of the image
 /// may be old.
-fn fill(mount: RawFd, directories: &[&str], owner: u32) -> Outcome<()> {
+fn fill(mount: &OwnedFd, directories: &[&str], owner: u32) -> Outcome<()> {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_NOW,
+    };
+    let now = Timestamps {
+        last_access: now,
+        last_modification: now,
+    };
     for name in directories {
-        let cname = c_string(STEP, name)?;
         let what = format!("make {}", name);
-        unsafe {
-            if libc::mkdirat(mount, cname.as_ptr(), 0o755) < 0 && sys::errno() != libc::EEXIST {
-                return Err(Failure::last(STEP, what));
-            }
-            let no_follow = libc::AT_SYMLINK_NOFOLLOW;
-            let given = libc::fchownat(mount, cname.as_ptr(), owner, owner, no_follow);
-            check(STEP, "chown the workspace", given)?;
-            let dated = libc::utimensat(mount, cname.as_ptr(), std::ptr::null(), no_follow);
-            check(STEP, &what, dated)?;
+        match sys::make_dir_at(mount.as_raw_fd(), name.as_bytes(), 0o755) {
+            Ok(()) | Err(libc::EEXIST) => {}
+            Err(errno) => return Err(Failure::new(STEP, what, errno)),
         }
+        sys::set_owner_at(mount.as_raw_fd(), name.as_bytes(), owner, owner)
+            .map_err(failed(STEP, "chown the workspace"))?;
+        utimensat(mount, *name, &now, AtFlags::SYMLINK_NOFOLLOW).map_err(failed(STEP, what))?;
     }
     Ok(())
 }
@@ -182,12 +178,12 @@ fn discard(reserved: bool) -> &'static str {
 }
 
 /// Cover the mount with itself, with its ids shifted.
-fn shift(target: &str, ids: Option<(IdMap, RawFd)>) -> Outcome<()> {
+fn shift(target: &str, ids: Ids<'_>) -> Outcome<()> {
     let userns = match ids {
         None => return Ok(()),
         Some((_, userns)) => userns,
     };
-    tree::bind(target, target, tree::NOSUID | tree::NODEV, Some(userns))
+    tree::bind(target, target, tree::PLAIN, Some(userns))
 }
 
 fn make_directories(at: &str, names: &[&str], owner: u32, chown: bool) -> Outcome<()> {
@@ -195,10 +191,7 @@ fn make_directories(at: &str, names: &[&str], owner: u32, chown: bool) -> Outcom
         let path = format!("{}/{}", at, name);
         mkdir(&path, 0o755)?;
         if chown {
-            let cpath = c_string(STEP, &path)?;
-            check(STEP, "chown the workspace", unsafe {
-                libc::lchown(cpath.as_ptr(), owner, owner)
-            })?;
+            give(STEP, &path, owner)?;
         }
     }
     Ok(())

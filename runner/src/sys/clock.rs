@@ -12,12 +12,9 @@ fn clock_ns(clock: libc::clockid_t) -> u64 {
 
 /// Milliseconds of processor time that a process has used with all of its threads; 0 if it is gone.
 pub fn cpu_ms_of(pid: i32) -> u64 {
-    let mut clock: libc::clockid_t = 0;
-    // SAFETY: `clock` is a valid out pointer.
-    match unsafe { libc::clock_getcpuclockid(pid, &mut clock) } {
-        0 => clock_ns(clock) / 1_000_000,
-        _ => 0,
-    }
+    // The kernel derives the clocks of processes from their numbers, as clock_getcpuclockid does.
+    const SCHEDULED: libc::clockid_t = 2;
+    clock_ns(!pid << 3 | SCHEDULED) / 1_000_000
 }
 
 /// Nanoseconds on the clock that counts suspended time and never jumps.

@@ -1,34 +1,22 @@
 //! Calls on open descriptors: reading, writing, pipes, flags, closing.
 
-use super::{c_string, check, errno, own, retry, Result};
-use std::os::raw::{c_int, c_long, c_uint};
+use super::{borrow, check, plain, retry, Result};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fs::{self, OFlags, SeekFrom};
+use rustix::{io, pipe as pipes, process};
+use std::os::raw::{c_int, c_uint};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 pub fn read(fd: RawFd, buffer: &mut [u8]) -> Result<usize> {
-    // SAFETY: the pointer and length describe one live buffer.
-    let count =
-        retry(|| unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) as c_long })?;
-    Ok(count as usize)
+    retry(|| io::read(borrow(&fd), &mut *buffer))
 }
 
 pub fn read_at(fd: impl AsRawFd, buffer: &mut [u8], offset: u64) -> Result<usize> {
-    // SAFETY: the pointer and length describe one live buffer.
-    let count = retry(|| unsafe {
-        libc::pread(
-            fd.as_raw_fd(),
-            buffer.as_mut_ptr().cast(),
-            buffer.len(),
-            offset as libc::off_t,
-        ) as c_long
-    })?;
-    Ok(count as usize)
+    retry(|| io::pread(borrow(&fd), &mut *buffer, offset))
 }
 
 pub fn write(fd: RawFd, buffer: &[u8]) -> Result<usize> {
-    // SAFETY: the pointer and length describe one live buffer.
-    let count =
-        retry(|| unsafe { libc::write(fd, buffer.as_ptr().cast(), buffer.len()) as c_long })?;
-    Ok(count as usize)
+    retry(|| io::write(borrow(&fd), buffer))
 }
 
 pub fn write_all(fd: impl AsRawFd, mut buffer: &[u8]) -> Result<()> {
@@ -43,69 +31,55 @@ pub fn write_all(fd: impl AsRawFd, mut buffer: &[u8]) -> Result<()> {
 }
 
 pub fn seek(fd: impl AsRawFd, offset: u64, whence: c_int) -> Result<u64> {
-    // SAFETY: plain system call on integers.
-    let position = unsafe { libc::lseek(fd.as_raw_fd(), offset as libc::off_t, whence) };
-    if position < 0 {
-        Err(errno())
-    } else {
-        Ok(position as u64)
-    }
+    let position = match whence {
+        libc::SEEK_SET => SeekFrom::Start(offset),
+        libc::SEEK_DATA => SeekFrom::Data(offset),
+        libc::SEEK_HOLE => SeekFrom::Hole(offset),
+        _ => return Err(libc::EINVAL),
+    };
+    plain(fs::seek(borrow(&fd), position))
 }
 
 pub fn truncate(fd: impl AsRawFd, size: u64) -> Result<()> {
-    // SAFETY: plain system call on integers.
-    check(unsafe { libc::ftruncate(fd.as_raw_fd(), size as libc::off_t) }).map(drop)
+    plain(fs::ftruncate(borrow(&fd), size))
 }
 
 pub fn pipe() -> Result<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    // SAFETY: `ends` has room for the two descriptors.
-    check(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
-    Ok((own(ends[0]), own(ends[1])))
+    plain(pipes::pipe_with(pipes::PipeFlags::CLOEXEC))
 }
 
 /// Return a pipe whose first end, the one to read from, does not block.
 pub fn pipe_to_poll() -> Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = pipe()?;
-    // SAFETY: plain fcntl on an integer descriptor; a new pipe has no other flag to keep.
-    check(unsafe { libc::fcntl(ours.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) })?;
+    // A new pipe has no other flag to keep.
+    plain(fs::fcntl_setfl(&ours, OFlags::NONBLOCK))?;
     Ok((ours, theirs))
 }
 
 /// Make a pipe hold at least `size` bytes, if `fd` is a pipe and the kernel allows it.
 pub fn widen_pipe(fd: RawFd, size: usize) {
-    // SAFETY: plain fcntl on an integer descriptor; anything but a pipe is refused.
-    unsafe {
-        let capacity = libc::fcntl(fd, libc::F_GETPIPE_SZ);
-        if capacity >= 0 && (capacity as usize) < size {
-            libc::fcntl(fd, libc::F_SETPIPE_SZ, size as c_int);
-        }
+    let fd = borrow(&fd);
+    if pipes::fcntl_getpipe_size(fd).is_ok_and(|capacity| capacity < size) {
+        let _ = pipes::fcntl_setpipe_size(fd, size);
     }
 }
 
 /// Return an anonymous file with this content, positioned at its start.
 pub fn memory_file(name: &str, content: &[u8]) -> Result<OwnedFd> {
-    let name = c_string(name.as_bytes())?;
-    // SAFETY: `name` is NUL-terminated.
-    let fd = own(check(unsafe {
-        libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC)
-    })?);
+    let fd = plain(fs::memfd_create(name, fs::MemfdFlags::CLOEXEC))?;
     write_all(fd.as_raw_fd(), content)?;
-    seek(fd.as_raw_fd(), 0, libc::SEEK_SET)?;
+    plain(fs::seek(&fd, SeekFrom::Start(0)))?;
     Ok(fd)
 }
 
 pub fn set_nonblocking(fd: RawFd) -> Result<()> {
-    // SAFETY: plain fcntl on an integer descriptor.
-    let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
-    // SAFETY: as above.
-    check(unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) }).map(drop)
+    let flags = plain(fs::fcntl_getfl(borrow(&fd)))?;
+    plain(fs::fcntl_setfl(borrow(&fd), flags | OFlags::NONBLOCK))
 }
 
 /// Return a copy of `fd` whose number is `lowest` or higher.
 pub fn duplicate_above(fd: impl AsRawFd, lowest: RawFd) -> Result<OwnedFd> {
-    // SAFETY: plain fcntl on an integer descriptor.
-    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, lowest) }).map(own)
+    plain(io::fcntl_dupfd_cloexec(borrow(&fd), lowest))
 }
 
 /// Return a copy of `fd` that is not one of the standard descriptors.
@@ -115,35 +89,25 @@ pub fn duplicate(fd: impl AsRawFd) -> Result<OwnedFd> {
 
 /// Return how many bytes a read would return now; 0 when that is unknown.
 pub fn readable_bytes(fd: RawFd) -> usize {
-    let mut count: c_int = 0;
-    // SAFETY: FIONREAD writes one int.
-    let result = unsafe { libc::ioctl(fd, libc::FIONREAD, &mut count) };
-    if result == 0 && count > 0 {
-        count as usize
-    } else {
-        0
-    }
+    io::ioctl_fionread(borrow(&fd)).unwrap_or(0) as usize
 }
 
-fn poll_once(fd: RawFd, events: libc::c_short) -> libc::c_short {
-    let mut state = libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    };
-    // SAFETY: one valid pollfd.
-    unsafe { libc::poll(&mut state, 1, 0) };
-    state.revents
+/// Return which of these events are there now.
+fn poll_once(fd: RawFd, events: PollFlags) -> PollFlags {
+    let fd = borrow(&fd);
+    let mut state = [PollFd::new(&fd, events)];
+    let _ = poll(&mut state, Some(&Timespec::default()));
+    state[0].revents()
 }
 
 /// Report whether the FIFO or socket behind `fd` had writers and has none any more.
 pub fn is_hung_up(fd: RawFd) -> bool {
-    poll_once(fd, libc::POLLIN) & libc::POLLHUP != 0
+    poll_once(fd, PollFlags::IN).contains(PollFlags::HUP)
 }
 
 /// Report whether any process has the FIFO behind this writing end open for reading.
 pub fn has_reader(fd: RawFd) -> bool {
-    poll_once(fd, libc::POLLOUT) & libc::POLLERR == 0
+    !poll_once(fd, PollFlags::OUT).contains(PollFlags::ERR)
 }
 
 pub fn close(fd: RawFd) {
@@ -175,13 +139,8 @@ pub fn close_from(first: RawFd) {
         return;
     }
     // Without /proc: close every number that the limit allows.
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is a valid out pointer.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-    (first..limit.rlim_cur.min(65_536) as RawFd).for_each(close);
+    let limit = process::getrlimit(process::Resource::Nofile).current;
+    (first..limit.map_or(65_536, |limit| limit.min(65_536)) as RawFd).for_each(close);
 }
 
 /// Close the descriptors `first..=last`.

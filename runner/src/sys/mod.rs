@@ -20,8 +20,8 @@ pub use socket::*;
 pub use stat::*;
 
 use std::ffi::CString;
-use std::os::raw::{c_int, c_long};
-use std::os::unix::io::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::raw::c_int;
+use std::os::unix::io::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 pub type Errno = i32;
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -45,18 +45,23 @@ pub fn check(result: c_int) -> Result<c_int> {
     }
 }
 
+/// Return the result of a call with its error as a number.
+pub fn plain<T>(result: rustix::io::Result<T>) -> Result<T> {
+    result.map_err(rustix::io::Errno::raw_os_error)
+}
+
 /// Repeat `call` while a signal interrupts it.
-fn retry(mut call: impl FnMut() -> c_long) -> Result<c_long> {
-    loop {
-        let result = call();
-        if result >= 0 {
-            return Ok(result);
-        }
-        let errno = errno();
-        if errno != libc::EINTR {
-            return Err(errno);
-        }
-    }
+pub fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> Result<T> {
+    plain(rustix::io::retry_on_intr(call))
+}
+
+/// Borrow a descriptor by its number, for the length of one call.
+pub fn borrow(fd: &impl AsRawFd) -> BorrowedFd<'_> {
+    // -1 cannot be borrowed; the kernel refuses any other negative number for the same reason.
+    let number = fd.as_raw_fd();
+    let number = if number == -1 { RawFd::MIN } else { number };
+    // SAFETY: the kernel checks the number in each call, and only `OwnedFd`s close descriptors.
+    unsafe { BorrowedFd::borrow_raw(number) }
 }
 
 /// Take ownership of a descriptor that the kernel has just returned and that has no other owner.

@@ -3,7 +3,9 @@
 
 use super::failure::{Failure, Outcome};
 use crate::sys::{self, Capabilities, Errno};
-use std::os::unix::io::{AsRawFd, OwnedFd};
+use rustix::fs::Mode;
+use rustix::process::{chroot, fchdir, umask};
+use std::os::unix::io::OwnedFd;
 
 const CHOWN: u64 = 1 << 0;
 const DAC_OVERRIDE: u64 = 1 << 1;
@@ -14,13 +16,13 @@ const OWNING: u64 = CHOWN | DAC_OVERRIDE | FOWNER;
 /// Make `target` the current directory and, for root, the root directory.
 pub fn confine(target: &OwnedFd, root: bool) -> Outcome<()> {
     let failed = |what: &'static str| move |errno: Errno| Failure::kernel(what, errno);
-    // SAFETY: changes only a number of this process. Modes come from the archive.
-    unsafe { libc::umask(0) };
-    // A path needs one descriptor for each level.
-    sys::raise_descriptor_limit();
-    sys::change_directory(target.as_raw_fd()).map_err(failed("enter the target"))?;
+    // Modes come from the archive.
+    umask(Mode::empty());
+    // A path needs one descriptor for each level: as many as the hard limit allows.
+    let _ = sys::lower_limit(libc::RLIMIT_NOFILE, u64::MAX);
+    sys::plain(fchdir(target)).map_err(failed("enter the target"))?;
     if root {
-        sys::chroot_here().map_err(failed("make the target the root"))?;
+        sys::plain(chroot(".")).map_err(failed("make the target the root"))?;
         keep(OWNING, OWNING | SYS_ADMIN).map_err(failed("drop capabilities"))?;
     } else {
         keep(0, 0).map_err(failed("drop capabilities"))?;

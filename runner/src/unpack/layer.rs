@@ -50,7 +50,7 @@ impl Layer {
     /// A layer without an entry for its root directory has one that every user may read.
     pub fn new(target: OwnedFd, root: bool, limits: Limits) -> Outcome<Layer> {
         // A default ACL would replace the modes that members are created with.
-        let _ = sys::remove_xattr(target.as_fd(), b"system.posix_acl_default");
+        let _ = rustix::fs::fremovexattr(&target, "system.posix_acl_default");
         sys::set_mode(target.as_fd(), 0o755)
             .map_err(|e| Failure::kernel("open up the target", e))?;
         Ok(Layer {
@@ -356,9 +356,9 @@ impl Layer {
     fn make_opaque(&mut self) -> Outcome<()> {
         let here = self.tree.here();
         let set = if self.root {
-            confine::as_admin(|| sys::set_xattr(here, b"trusted.overlay.opaque", b"y"))
+            confine::as_admin(|| sys::set_attribute(here, b"trusted.overlay.opaque", b"y"))
         } else {
-            sys::set_xattr(here, b"user.overlay.opaque", b"y")
+            sys::set_attribute(here, b"user.overlay.opaque", b"y")
         };
         set.map_err(|e| Failure::kernel("mark a directory as opaque", e))
     }
@@ -381,7 +381,7 @@ impl Layer {
 
 fn set_xattrs(fd: BorrowedFd<'_>, attributes: &[(&[u8], &[u8])], member: &Member) -> Outcome<()> {
     for (name, value) in attributes {
-        match sys::set_xattr(fd, name, value) {
+        match sys::set_attribute(fd, name, value) {
             // A file system without attributes loses them.
             Err(libc::EOPNOTSUPP) => return Ok(()),
             Err(e) => {

@@ -19,7 +19,7 @@ use layer::{Layer, Limits, Report};
 use sandkasten_runner::{sys, tar};
 use serde_json::json;
 use std::io::Write;
-use std::os::unix::io::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::io::RawFd;
 
 const USAGE: &str = "sandkasten-unpack --target-fd N --max-bytes N --max-entries N";
 /// How many bytes of headers, extensions and padding an entry may cost on average in addition to its
@@ -54,16 +54,15 @@ fn parse(arguments: &[String]) -> Option<Options> {
 fn run() -> Outcome<Report> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let options = parse(&arguments).ok_or_else(|| Failure::new(Kind::Usage, USAGE))?;
-    // SAFETY: reads a number.
-    let root = unsafe { libc::geteuid() } == 0;
-    // SAFETY: the caller passed it to us, and nothing else here uses that number.
-    let target = unsafe { OwnedFd::from_raw_fd(options.target) };
+    let root = rustix::process::geteuid().is_root();
+    // The caller passed it to us, and nothing else here uses that number.
+    let target = sys::own(options.target);
     confine::confine(&target, root)?;
     let entries = options.limits.entries.saturating_mul(OVERHEAD);
     let allowed = options.limits.bytes.saturating_add(entries);
     let layer = Layer::new(target, root, options.limits)?;
-    // SAFETY: nothing else here reads standard input.
-    let stdin = unsafe { std::fs::File::from_raw_fd(0) };
+    // Nothing else here reads standard input.
+    let stdin = std::fs::File::from(sys::own(0));
     layer.unpack(&mut Archive::new(stdin, allowed))
 }
 

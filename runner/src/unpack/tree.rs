@@ -101,7 +101,7 @@ impl Tree {
                     fd,
                     mtime: Time {
                         seconds: stat.st_mtime,
-                        nanoseconds: stat.st_mtime_nsec,
+                        nanoseconds: stat.st_mtime_nsec as i64,
                     },
                     changed: false,
                 });
@@ -161,7 +161,7 @@ impl Tree {
             Err(libc::ENOENT) => Ok(()),
             Err(libc::EISDIR) => {
                 // By one name from the directory itself, however deep it is.
-                sys::change_directory(self.here()).map_err(failed)?;
+                sys::plain(rustix::process::fchdir(self.here())).map_err(failed)?;
                 std::fs::remove_dir_all(OsStr::from_bytes(name))
                     .map_err(|e| failed(sys::errno_of(&e)))
             }

@@ -24,7 +24,7 @@ pub fn follow(start: BorrowedFd<'_>, path: &[u8], extra: c_int) -> sys::Result<O
         return walk(start, path, extra);
     }
     let flags = libc::O_PATH | extra;
-    match sys::open_at2(start, path, flags, sys::RESOLVE_NO_MAGICLINKS) {
+    match sys::open_at2(start, path, flags, rustix::fs::ResolveFlags::NO_MAGICLINKS) {
         // EPERM: a seccomp profile that does not know the call; opening with O_PATH never returns it.
         Err(libc::ENOSYS | libc::EPERM) => walk(start, path, extra),
         answer => answer,

@@ -207,8 +207,8 @@ fn copy_node(
     }))
 }
 
-fn mtime(stat: &Stat) -> libc::timespec {
-    sys::timespec(stat.st_mtime, stat.st_mtime_nsec)
+fn mtime(stat: &Stat) -> rustix::fs::Timespec {
+    sys::timespec(stat.st_mtime, stat.st_mtime_nsec as i64)
 }
 
 fn finish(file: BorrowedFd<'_>, like: &Stat) -> sys::Result<()> {
