@@ -116,8 +116,7 @@ fn socket_in(directory: Option<&str>) -> Option<String> {
 }
 
 fn default_directory() -> Option<PathBuf> {
-    // SAFETY: plain system call.
-    if unsafe { libc::geteuid() } == 0 {
+    if rustix::process::geteuid().is_root() {
         return Some("/var/lib/sandkasten".into());
     }
     let state = variable("XDG_STATE_HOME")?.filter(|state| state.starts_with('/'));

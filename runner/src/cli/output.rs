@@ -4,6 +4,7 @@ use crate::signals::{Signals, Wait};
 use crate::{Outcome, Stop, NO_READER};
 use sandkasten_runner::sys::{self, Errno};
 use serde_json::json;
+use std::io::IsTerminal;
 use std::os::raw::c_int;
 use std::os::unix::io::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,9 +67,8 @@ static CLOSED: AtomicBool = AtomicBool::new(false);
 /// The standard library opens /dev/null in place of a closed stdout before `main`, and output would be
 /// lost with an exit status of 0. The linker has this called before.
 extern "C" fn look_at_stdout() {
-    // SAFETY: plain call on an integer.
-    let flags = unsafe { libc::fcntl(STDOUT, libc::F_GETFD) };
-    CLOSED.store(flags < 0, Ordering::Relaxed);
+    let flags = rustix::io::fcntl_getfd(sys::borrow(&STDOUT));
+    CLOSED.store(flags.is_err(), Ordering::Relaxed);
 }
 
 #[used]
@@ -85,6 +85,5 @@ pub fn was_closed() -> bool {
 }
 
 pub fn is_terminal(fd: RawFd) -> bool {
-    // SAFETY: plain call on an integer descriptor.
-    unsafe { libc::isatty(fd) == 1 }
+    sys::borrow(&fd).is_terminal()
 }

@@ -7,7 +7,7 @@ use sandkasten_runner::sys;
 use serde_json::Value;
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::io::{AsRawFd, RawFd};
+use std::os::unix::io::{IntoRawFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -95,34 +95,31 @@ impl CommandLine {
 
 /// Return the path that this program was started by.
 fn without_proc() -> Option<PathBuf> {
-    // SAFETY: the kernel gives every program this string, or the result is 0.
-    let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const libc::c_char;
-    if path.is_null() {
-        return None;
-    }
-    // SAFETY: as above; it lives as long as the process.
-    let path = unsafe { CStr::from_ptr(path) };
+    // SAFETY: the kernel gives every program this string, which lives as long as the process, or the
+    // result is 0.
+    let path = unsafe {
+        let path = libc::getauxval(libc::AT_EXECFN) as *const libc::c_char;
+        (!path.is_null()).then(|| CStr::from_ptr(path))
+    }?;
     std::fs::canonicalize(OsStr::from_bytes(path.to_bytes())).ok()
 }
 
 /// Return the descriptor of a file without a name, which the next program in this process has too.
 fn passed_on(begun: &Value) -> sys::Result<RawFd> {
     let file = sys::memory_file("begun", begun.to_string().as_bytes())?;
-    // SAFETY: plain call on an open descriptor. The copy is not closed by exec.
-    sys::check(unsafe { libc::dup(file.as_raw_fd()) })
+    // The copy is not closed by exec.
+    sys::plain(rustix::io::dup(file)).map(IntoRawFd::into_raw_fd)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Read;
-    use std::os::unix::io::FromRawFd;
 
     #[test]
     fn what_was_begun_is_read_from_the_descriptor() {
         let fd = passed_on(&serde_json::json!({"seen": 1})).unwrap();
-        // SAFETY: the descriptor was made just now and has no other owner.
-        let mut file = unsafe { std::fs::File::from_raw_fd(fd) };
+        let mut file = std::fs::File::from(sys::own(fd));
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, r#"{"seen":1}"#);

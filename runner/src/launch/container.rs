@@ -86,8 +86,7 @@ fn namespace_of(container: &Container, life: &OwnedFd) -> Outcome<OwnedFd> {
         Failure::new(STEP, message, 0)
     };
     let of = |name: &str| format!("/proc/{}/{}", container.pid, name);
-    let groups =
-        std::fs::read_to_string(of("cgroup")).map_err(failed(STEP, "read its cgroup"))?;
+    let groups = std::fs::read_to_string(of("cgroup")).map_err(failed(STEP, "read its cgroup"))?;
     if !groups.lines().any(|line| line.contains(&container.id)) {
         return Err(other());
     }

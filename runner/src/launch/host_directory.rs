@@ -16,13 +16,7 @@ const EXACT: ResolveFlags = ResolveFlags::NO_SYMLINKS.union(ResolveFlags::NO_MAG
 
 /// Show `below` of the source at `target`: read-only, or for writing if the plan names its owner.
 /// `user` is the id inside that owns the files of the owner.
-pub fn show(
-    mount: &HostMount,
-    below: &str,
-    target: &str,
-    ids: Ids<'_>,
-    user: u32,
-) -> Outcome<()> {
+pub fn show(mount: &HostMount, below: &str, target: &str, ids: Ids<'_>, user: u32) -> Outcome<()> {
     let found = open(&mount.source, below)?;
     let (directory, owner) = look_at(&found)?;
     make_target(target, directory)?;
@@ -73,8 +67,7 @@ fn open(source: &str, below: &str) -> Outcome<OwnedFd> {
 
 /// Return whether it is a directory, and its owner. Anything but a directory and a file is refused.
 fn look_at(found: &OwnedFd) -> Outcome<(bool, Owner)> {
-    let stat =
-        sys::stat_fd(found.as_raw_fd()).map_err(failed(STEP, "look at a host mount"))?;
+    let stat = sys::stat_fd(found.as_raw_fd()).map_err(failed(STEP, "look at a host mount"))?;
     let owner = Owner {
         uid: stat.st_uid,
         gid: stat.st_gid,

@@ -118,7 +118,8 @@ fn acknowledgements(fd: &OwnedFd, buffer: &mut [u8]) -> Result<u32> {
     let mut rest = &buffer[..n];
     let mut seen = 0;
     while let Some(head) = rest.first_chunk::<20>() {
-        let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let word =
+            |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         if word(4) as u16 == NLMSG_ERROR {
             match word(16) as i32 {
                 0 => seen += 1,
@@ -131,12 +132,13 @@ fn acknowledgements(fd: &OwnedFd, buffer: &mut [u8]) -> Result<u32> {
     Ok(seen)
 }
 
-fn socket(
-    family: AddressFamily,
-    kind: SocketType,
-    protocol: Option<Protocol>,
-) -> Result<OwnedFd> {
-    plain(net::socket_with(family, kind, SocketFlags::CLOEXEC, protocol))
+fn socket(family: AddressFamily, kind: SocketType, protocol: Option<Protocol>) -> Result<OwnedFd> {
+    plain(net::socket_with(
+        family,
+        kind,
+        SocketFlags::CLOEXEC,
+        protocol,
+    ))
 }
 
 fn pad(length: usize) -> usize {

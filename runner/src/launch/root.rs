@@ -53,8 +53,7 @@ pub fn build(plan: &Plan, root: &Root, ids: Ids<'_>) -> Outcome<()> {
     give_to_inside_root(&top, ids)?;
     make_places(&top, &missing, ids)?;
     let built = format!("{}/root", stage);
-    unmount(&built, UnmountFlags::DETACH)
-        .map_err(failed(STEP, format!("unmount {}", built)))?;
+    unmount(&built, UnmountFlags::DETACH).map_err(failed(STEP, format!("unmount {}", built)))?;
     lowers.retain(|name| name != "empty");
     lowers.insert(0, "top".to_owned());
     lay(stage, "root", &lowers, None, ids.is_none())

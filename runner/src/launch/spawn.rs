@@ -39,7 +39,11 @@ pub struct Born {
     pub start: u64,
 }
 
-pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<BorrowedFd<'_>>) -> Outcome<Born> {
+pub fn bubblewrap(
+    plan: &Plan,
+    bwrap: &Bubblewrap,
+    userns: Option<BorrowedFd<'_>>,
+) -> Outcome<Born> {
     let (ready_r, ready_w) = pipe()?;
     let (info_r, info_w) = pipe()?;
     let (err_r, err_w) = pipe()?;
@@ -63,7 +67,13 @@ pub fn bubblewrap(plan: &Plan, bwrap: &Bubblewrap, userns: Option<BorrowedFd<'_>
         // bubblewrap reads the whole list of mounts for each of its mounts, and most of ours are here.
         // Where we may not unmount them, they stay.
         let _ = unmount(c"/sys", UnmountFlags::DETACH);
-        become_program(Program::Path(&program), &argv, &moves, -1, err_w.as_raw_fd());
+        become_program(
+            Program::Path(&program),
+            &argv,
+            &moves,
+            -1,
+            err_w.as_raw_fd(),
+        );
     };
     drop((ready_w, info_w, err_w));
     let outcome = wait_ready(plan, bwrap, &ready_r, &info_r, pid);

@@ -15,8 +15,7 @@ use std::os::unix::io::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 const STEP: &str = "mount";
 /// The same number on every architecture.
 const SYS_MOUNT_SETATTR: libc::c_long = 442;
-const CLONE: OpenTreeFlags =
-    OpenTreeFlags::OPEN_TREE_CLONE.union(OpenTreeFlags::OPEN_TREE_CLOEXEC);
+const CLONE: OpenTreeFlags = OpenTreeFlags::OPEN_TREE_CLONE.union(OpenTreeFlags::OPEN_TREE_CLOEXEC);
 
 /// Neither set-id bits nor devices count.
 pub const PLAIN: MountAttrFlags =
@@ -75,7 +74,9 @@ pub fn restrict(
     set: MountAttrFlags,
     userns: Option<BorrowedFd<'_>>,
 ) -> Outcome<()> {
-    let shifted = userns.map_or(MountAttrFlags::empty(), |_| MountAttrFlags::MOUNT_ATTR_IDMAP);
+    let shifted = userns.map_or(MountAttrFlags::empty(), |_| {
+        MountAttrFlags::MOUNT_ATTR_IDMAP
+    });
     let attributes = Attributes {
         set: (set | shifted).bits().into(),
         clear: 0,
@@ -85,7 +86,8 @@ pub fn restrict(
     let (mount, empty, flags) = (mount.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH);
     let size = size_of::<Attributes>();
     // SAFETY: the path ends with a null, and `attributes` is as large as we say.
-    let result = unsafe { libc::syscall(SYS_MOUNT_SETATTR, mount, empty, flags, &attributes, size) };
+    let result =
+        unsafe { libc::syscall(SYS_MOUNT_SETATTR, mount, empty, flags, &attributes, size) };
     let what = if userns.is_some() {
         "shift the ids of a mount"
     } else {

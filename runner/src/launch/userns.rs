@@ -172,7 +172,8 @@ pub fn enter_own() -> Outcome<()> {
 }
 
 fn send_byte(mut to: &UnixStream) -> Outcome<()> {
-    to.write_all(b"x").map_err(failed(STEP, "signal the other side"))
+    to.write_all(b"x")
+        .map_err(failed(STEP, "signal the other side"))
 }
 
 fn wait_byte(mut from: &UnixStream) -> Outcome<()> {

@@ -45,8 +45,7 @@ pub fn make(place: &Place) -> Outcome<()> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW;
     // Held until everything is mounted; no other process has it.
     let held = open(STEP, &place.directory, flags, 0)?;
-    flock(&held, FlockOperation::LockExclusive)
-        .map_err(failed(STEP, "wait for who removes it"))?;
+    flock(&held, FlockOperation::LockExclusive).map_err(failed(STEP, "wait for who removes it"))?;
     let userns = place.id_map.map(userns::mapped).transpose()?;
     let ids = place.id_map.zip(userns.as_ref().map(AsFd::as_fd));
     volume::show(

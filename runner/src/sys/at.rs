@@ -5,7 +5,9 @@
 
 use super::{borrow, check, is_dir, is_on_proc, open, plain, retry, stat_at, Result};
 use rustix::buffer::spare_capacity;
-use rustix::fs::{self, Access, AtFlags, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid};
+use rustix::fs::{
+    self, Access, AtFlags, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
+};
 use rustix::{io, rand};
 use std::os::raw::c_int;
 use std::os::unix::io::{AsRawFd, OwnedFd};
@@ -31,7 +33,10 @@ pub fn attribute_names(fd: impl AsRawFd) -> Result<Vec<Vec<u8>>> {
     let mut buffer = Vec::with_capacity(64 << 10);
     retry(|| fs::flistxattr(borrow(&fd), spare_capacity(&mut buffer)))?;
     let names = buffer.split(|&byte| byte == 0);
-    Ok(names.filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
+    Ok(names
+        .filter(|n| !n.is_empty())
+        .map(<[u8]>::to_vec)
+        .collect())
 }
 
 /// Return the value of an extended attribute; `ERANGE` if it is longer than `most`.
@@ -43,7 +48,12 @@ pub fn attribute(fd: impl AsRawFd, name: &[u8], most: usize) -> Result<Vec<u8>> 
 }
 
 pub fn set_attribute(fd: impl AsRawFd, name: &[u8], value: &[u8]) -> Result<()> {
-    plain(fs::fsetxattr(borrow(&fd), name, value, fs::XattrFlags::empty()))
+    plain(fs::fsetxattr(
+        borrow(&fd),
+        name,
+        value,
+        fs::XattrFlags::empty(),
+    ))
 }
 
 /// Open with rules for the whole path; ENOSYS on an old kernel, EPERM under a strict seccomp filter.
@@ -87,7 +97,11 @@ pub fn fd_path(fd: impl AsRawFd) -> Vec<u8> {
 }
 
 pub fn make_dir_at(dir: impl AsRawFd, name: &[u8], mode: u32) -> Result<()> {
-    plain(fs::mkdirat(borrow(&dir), name, Mode::from_bits_retain(mode)))
+    plain(fs::mkdirat(
+        borrow(&dir),
+        name,
+        Mode::from_bits_retain(mode),
+    ))
 }
 
 /// Make a FIFO, a socket, or the device 0:0. Any other device needs a capability.
@@ -197,7 +211,12 @@ pub fn set_mode(fd: impl AsRawFd, mode: u32) -> Result<()> {
 /// Change the mode of exactly the object that an `O_PATH` descriptor holds.
 pub fn set_mode_pinned(fd: impl AsRawFd, mode: u32) -> Result<()> {
     let (fds, name) = (open_proc_fds()?, fd_name(fd));
-    plain(fs::chmodat(fds, name, Mode::from_bits_retain(mode), AtFlags::empty()))
+    plain(fs::chmodat(
+        fds,
+        name,
+        Mode::from_bits_retain(mode),
+        AtFlags::empty(),
+    ))
 }
 
 pub fn set_owner(fd: impl AsRawFd, uid: u32, gid: u32) -> Result<()> {
@@ -206,8 +225,17 @@ pub fn set_owner(fd: impl AsRawFd, uid: u32, gid: u32) -> Result<()> {
 }
 
 pub fn set_owner_at(dir: impl AsRawFd, name: &[u8], uid: u32, gid: u32) -> Result<()> {
-    let (uid, gid) = (Some(Uid::from_raw_unchecked(uid)), Some(Gid::from_raw_unchecked(gid)));
-    plain(fs::chownat(borrow(&dir), name, uid, gid, AtFlags::SYMLINK_NOFOLLOW))
+    let (uid, gid) = (
+        Some(Uid::from_raw_unchecked(uid)),
+        Some(Gid::from_raw_unchecked(gid)),
+    );
+    plain(fs::chownat(
+        borrow(&dir),
+        name,
+        uid,
+        gid,
+        AtFlags::SYMLINK_NOFOLLOW,
+    ))
 }
 
 pub fn timespec(seconds: i64, nanoseconds: i64) -> Timespec {
@@ -245,7 +273,12 @@ pub fn set_times(fd: impl AsRawFd, times: Times) -> Result<()> {
 }
 
 pub fn set_times_at(dir: impl AsRawFd, name: &[u8], times: Times) -> Result<()> {
-    plain(fs::utimensat(borrow(&dir), name, &times.0, AtFlags::SYMLINK_NOFOLLOW))
+    plain(fs::utimensat(
+        borrow(&dir),
+        name,
+        &times.0,
+        AtFlags::SYMLINK_NOFOLLOW,
+    ))
 }
 
 /// Fill `buffer` with directory records; 0 at the end of the directory.

@@ -71,7 +71,13 @@ pub fn own_dir(path: &[u8], uid: u32, gid: u32) -> Result<()> {
         return Ok(());
     }
     let (uid, gid) = (Uid::from_raw_unchecked(uid), Gid::from_raw_unchecked(gid));
-    plain(fs::chownat(fd, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH))
+    plain(fs::chownat(
+        fd,
+        "",
+        Some(uid),
+        Some(gid),
+        AtFlags::EMPTY_PATH,
+    ))
 }
 
 /// Check that only root can replace the object at the absolute `path`: neither it nor a parent is a

@@ -18,7 +18,11 @@ pub fn connect_unix(path: &[u8], ms: i32) -> Result<OwnedFd> {
     let address = plain(SocketAddrUnix::new(path))?;
     let fd = unix_stream(SocketFlags::CLOEXEC)?;
     let timeout = Duration::from_millis(ms as u64);
-    plain(sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(timeout)))?;
+    plain(sockopt::set_socket_timeout(
+        &fd,
+        sockopt::Timeout::Send,
+        Some(timeout),
+    ))?;
     plain(net::connect(&fd, &address))?;
     Ok(fd)
 }
@@ -37,7 +41,12 @@ pub fn listen_unix(path: &[u8]) -> Result<OwnedFd> {
 }
 
 fn unix_stream(flags: SocketFlags) -> Result<OwnedFd> {
-    plain(net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None))
+    plain(net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        flags,
+        None,
+    ))
 }
 
 /// Accept one connection that does not block.

@@ -53,7 +53,11 @@ pub fn stat_fd(fd: impl AsRawFd) -> Result<Stat> {
 
 /// Does not follow a symlink at `name`.
 pub fn stat_at(dir: impl AsRawFd, name: &[u8]) -> Result<Stat> {
-    plain(fs::statat(borrow(&dir), name, fs::AtFlags::SYMLINK_NOFOLLOW))
+    plain(fs::statat(
+        borrow(&dir),
+        name,
+        fs::AtFlags::SYMLINK_NOFOLLOW,
+    ))
 }
 
 /// Return the magic number of the file system that `fd` lies on.
