@@ -10,6 +10,7 @@ use crate::network;
 use crate::plan::{self, Network};
 use crate::sys;
 use rustix::process::{set_dumpable_behavior, DumpableBehavior};
+use rustix::thread::set_thread_groups;
 use serde_json::{json, Value};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::io::{AsRawFd, OwnedFd};
@@ -75,7 +76,8 @@ fn give(path: &str) -> Outcome<()> {
 /// Code in the sandbox sees this process, and must gain nothing by it.
 fn give_up_privileges() -> Outcome<()> {
     const NOBODY: u32 = 65534;
-    network::become_user(NOBODY)?;
+    let _ = set_thread_groups(&[]);
+    network::become_user(STEP, NOBODY)?;
     let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let _ = sys::no_new_privileges();
     Ok(())

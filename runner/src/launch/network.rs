@@ -251,7 +251,8 @@ pub fn become_egress(
     let _ = sys::lower_limit(libc::RLIMIT_NOFILE, OPEN_FILES);
     let _ = sys::lower_limit(libc::RLIMIT_CORE, 0);
     if let Some(id) = network.id {
-        become_user(id)?;
+        thread::set_thread_groups(&[]).map_err(failed(STEP, "setgroups"))?;
+        become_user(STEP, id)?;
     }
     let program = spawn::Program::Opened {
         file: program.as_raw_fd(),
@@ -260,11 +261,10 @@ pub fn become_egress(
     spawn::become_program(program, &argv, &moves, -1, null.as_raw_fd())
 }
 
-/// Give up every privilege for good, in a process with one thread: changing all three user ids from root
-/// clears the capabilities.
-pub fn become_user(id: u32) -> Outcome<()> {
+/// Take an id for good, in a process with one thread. Changing all three user ids from root clears the
+/// capabilities, unless they are kept.
+pub fn become_user(step: &'static str, id: u32) -> Outcome<()> {
     let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
-    thread::set_thread_groups(&[]).map_err(failed(STEP, "setgroups"))?;
-    thread::set_thread_res_gid(gid, gid, gid).map_err(failed(STEP, "setresgid"))?;
-    thread::set_thread_res_uid(uid, uid, uid).map_err(failed(STEP, "setresuid"))
+    thread::set_thread_res_gid(gid, gid, gid).map_err(failed(step, "setresgid"))?;
+    thread::set_thread_res_uid(uid, uid, uid).map_err(failed(step, "setresuid"))
 }

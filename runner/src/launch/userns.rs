@@ -4,7 +4,7 @@
 use crate::failure::{failed, open, write_file, Failure, Outcome};
 use crate::plan::{IdMap, Owner};
 use crate::{network, spawn, sys};
-use rustix::process::{getgid, getuid, waitpid, Gid, Pid, Uid, WaitOptions, WaitStatus};
+use rustix::process::{getgid, getuid, waitpid, Pid, WaitOptions, WaitStatus};
 use rustix::thread::{self, LinkNameSpaceType, UnshareFlags};
 use std::io::{Read, Write};
 use std::os::unix::io::{AsFd, OwnedFd};
@@ -132,9 +132,7 @@ fn child(map: IdMap, network: bool, parent: &UnixStream) -> Outcome<()> {
     // root itself may have; so the creator is an id of the sandbox's own range. Capabilities are kept
     // over the change, because some hosts let only privileged processes make user namespaces.
     thread::set_keep_capabilities(true).map_err(failed(STEP, "keep capabilities"))?;
-    let (uid, gid) = (Uid::from_raw(map.base), Gid::from_raw(map.base));
-    thread::set_thread_res_gid(gid, gid, gid).map_err(failed(STEP, "take the range's group"))?;
-    thread::set_thread_res_uid(uid, uid, uid).map_err(failed(STEP, "take the range's id"))?;
+    network::become_user(STEP, map.base)?;
     sys::raise_permitted().map_err(failed("capabilities", "capset"))?;
     spawn::unshare(STEP, "unshare", UnshareFlags::NEWUSER)?;
     send_byte(parent)?;
