@@ -68,6 +68,7 @@ pub enum Hook {
 }
 
 /// Bytes of one or more messages.
+#[derive(Default)]
 struct Messages {
     bytes: Vec<u8>,
     acknowledged: u32,
@@ -75,14 +76,6 @@ struct Messages {
 }
 
 impl Messages {
-    fn new() -> Messages {
-        Messages {
-            bytes: Vec::new(),
-            acknowledged: 0,
-            sequence: 0,
-        }
-    }
-
     fn message(&mut self, kind: u16, flags: u16, head: &[u8], body: &[u8]) {
         self.sequence += 1;
         if flags & NLM_F_ACK != 0 {
@@ -91,12 +84,13 @@ impl Messages {
         let length = (16 + padded(head.len()) + body.len()) as u32;
         self.bytes.extend_from_slice(&length.to_ne_bytes());
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
-        self.bytes
-            .extend_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
+        let flags = flags | NLM_F_REQUEST;
+        self.bytes.extend_from_slice(&flags.to_ne_bytes());
         self.bytes.extend_from_slice(&self.sequence.to_ne_bytes());
         self.bytes.extend_from_slice(&[0; 4]);
         self.bytes.extend_from_slice(head);
-        self.bytes.resize(self.bytes.len() + pad(head.len()), 0);
+        let padding = padded(head.len()) - head.len();
+        self.bytes.resize(self.bytes.len() + padding, 0);
         self.bytes.extend_from_slice(body);
     }
 
@@ -141,12 +135,8 @@ fn socket(family: AddressFamily, kind: SocketType, protocol: Option<Protocol>) -
     ))
 }
 
-fn pad(length: usize) -> usize {
-    padded(length) - length
-}
-
 fn padded(length: usize) -> usize {
-    length.div_ceil(ALIGN) * ALIGN
+    length.next_multiple_of(ALIGN)
 }
 
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
@@ -195,10 +185,8 @@ pub fn veth(name: &CStr, peer: &CStr, namespace: &OwnedFd) -> Result<()> {
             ],
         ),
     ];
-    let mut messages = Messages::new();
-    let create = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
-    messages.message(RTM_NEWLINK, create, &head, &body.concat());
-    messages.send(ROUTE)
+    let create = NLM_F_CREATE | NLM_F_EXCL;
+    configure(RTM_NEWLINK, create, &head, &body.concat())
 }
 
 /// Give a device an address in a network of four, and set it up. Returns its index.
@@ -216,10 +204,8 @@ pub fn address(name: &CStr, address: Ipv4Addr) -> Result<u32> {
         attribute(IFA_LOCAL, &octets),
         attribute(IFA_ADDRESS, &octets),
     ];
-    let mut messages = Messages::new();
-    let create = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL;
-    messages.message(RTM_NEWADDR, create, &head, &body.concat());
-    messages.send(ROUTE)?;
+    let create = NLM_F_CREATE | NLM_F_EXCL;
+    configure(RTM_NEWADDR, create, &head, &body.concat())?;
     device_up(index)?;
     Ok(index)
 }
@@ -229,21 +215,31 @@ pub fn default_route(device: u32, gateway: Ipv4Addr) -> Result<()> {
     const TABLE_MAIN: u8 = 254;
     const SCOPE_UNIVERSE: u8 = 0;
     const TYPE_UNICAST: u8 = 1;
+    let kind = [TABLE_MAIN, PROTOCOL_BOOT, SCOPE_UNIVERSE, TYPE_UNICAST];
+    let gateway = attribute(RTA_GATEWAY, &gateway.octets());
+    route(libc::AF_INET, kind, device, gateway)
+}
+
+/// Deliver packets for any address of the family to this namespace itself.
+pub fn everything_is_local(family: libc::c_int) -> Result<()> {
+    const TABLE_LOCAL: u8 = 255;
+    const SCOPE_HOST: u8 = 254;
+    const TYPE_LOCAL: u8 = 2;
+    let kind = [TABLE_LOCAL, PROTOCOL_BOOT, SCOPE_HOST, TYPE_LOCAL];
+    route(family, kind, LO, Vec::new())
+}
+
+fn route(family: libc::c_int, kind: [u8; 4], device: u32, mut body: Vec<u8>) -> Result<()> {
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
-    let mut head = vec![libc::AF_INET as u8, 0, 0, 0];
-    head.extend_from_slice(&[TABLE_MAIN, PROTOCOL_BOOT, SCOPE_UNIVERSE, TYPE_UNICAST]);
-    head.extend_from_slice(&[0; 4]);
-    let body = [
-        attribute(RTA_GATEWAY, &gateway.octets()),
-        attribute(RTA_OIF, &device.to_ne_bytes()),
-    ];
-    let mut messages = Messages::new();
-    messages.message(
-        RTM_NEWROUTE,
-        NLM_F_ACK | NLM_F_CREATE,
-        &head,
-        &body.concat(),
-    );
+    let head = [&[family as u8, 0, 0, 0], &kind[..], &[0; 4]].concat();
+    body.extend(attribute(RTA_OIF, &device.to_ne_bytes()));
+    configure(RTM_NEWROUTE, NLM_F_CREATE, &head, &body)
+}
+
+/// Send one message about devices, addresses or routes.
+fn configure(kind: u16, flags: u16, head: &[u8], body: &[u8]) -> Result<()> {
+    let mut messages = Messages::default();
+    messages.message(kind, NLM_F_ACK | flags, head, body);
     messages.send(ROUTE)
 }
 
@@ -254,32 +250,7 @@ fn device_up(index: u32) -> Result<()> {
     for word in [index, up, up] {
         head.extend_from_slice(&word.to_ne_bytes());
     }
-    let mut messages = Messages::new();
-    messages.message(RTM_NEWLINK, NLM_F_ACK, &head, &[]);
-    messages.send(ROUTE)
-}
-
-/// Deliver packets for any address of the family to this namespace itself.
-pub fn everything_is_local(family: libc::c_int) -> Result<()> {
-    const TABLE_LOCAL: u8 = 255;
-    const SCOPE_HOST: u8 = 254;
-    const TYPE_LOCAL: u8 = 2;
-    // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
-    let mut head = vec![
-        family as u8,
-        0,
-        0,
-        0,
-        TABLE_LOCAL,
-        PROTOCOL_BOOT,
-        SCOPE_HOST,
-        TYPE_LOCAL,
-    ];
-    head.extend_from_slice(&[0; 4]);
-    let body = attribute(RTA_OIF, &LO.to_ne_bytes());
-    let mut messages = Messages::new();
-    messages.message(RTM_NEWROUTE, NLM_F_ACK | NLM_F_CREATE, &head, &body);
-    messages.send(ROUTE)
+    configure(RTM_NEWLINK, 0, &head, &[])
 }
 
 /// Redirect TCP connections to anything but loopback to `port`: on loopback, or at the device on which
@@ -336,7 +307,7 @@ impl Batch {
         const IPV6: u8 = 10;
         let v4 = family == libc::AF_INET;
         let head = [if v4 { IPV4 } else { IPV6 }, 0, 0, 0];
-        let mut messages = Messages::new();
+        let mut messages = Messages::default();
         messages.message(BATCH_BEGIN, 0, &Batch::LIMITS, &[]);
         messages.message(NEW_TABLE, Batch::CREATE, &head, &attribute(1, TABLE));
         Batch { messages, head }

@@ -8,8 +8,8 @@
 use crate::failure::{failed, open, Failure, Outcome};
 use crate::mounts::{mkdir, mount, Ids, QUIET};
 use crate::plan::{Place, Plan, Root};
-use crate::{tree, volume};
-use rustix::fs::{chmod, chownat, AtFlags, Gid, Mode, Uid, CWD};
+use crate::{sys, tree, volume};
+use rustix::fs::{chmod, Mode, CWD};
 use rustix::mount::{mount_bind_recursive, unmount, MountFlags, UnmountFlags};
 use rustix::process::chdir;
 
@@ -178,7 +178,6 @@ fn give_to_inside_root(path: &str, ids: Ids<'_>) -> Outcome<()> {
 
 /// Change the user and the group of a file, or of a symlink itself.
 pub fn give(step: &'static str, path: &str, owner: u32) -> Outcome<()> {
-    let (uid, gid) = (Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)));
-    chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
+    sys::set_owner_at(CWD, path.as_bytes(), owner, owner)
         .map_err(failed(step, format!("chown {}", path)))
 }
