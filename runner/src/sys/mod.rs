@@ -1,4 +1,4 @@
-//! Thin wrappers over the system calls that the standard library does not offer.
+//! System calls in the form that all programs use: of rustix, and of libc where rustix does not have them.
 //!
 //! No policy: nothing in this folder knows what a command, an archive or a launch plan is. Every error is
 //! a bare errno, every new descriptor is close-on-exec, and an interrupted call is repeated.
@@ -64,9 +64,10 @@ pub fn borrow(fd: &impl AsRawFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
-/// Take ownership of a descriptor that the kernel has just returned and that has no other owner.
+/// Take ownership of a descriptor that has no other owner.
 pub fn own(fd: RawFd) -> OwnedFd {
-    // SAFETY: every call site passes a descriptor that it has just created.
+    // SAFETY: every call site passes a descriptor that the kernel has just returned, or that this program
+    // was started with.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
