@@ -30,16 +30,16 @@ mod rules;
 mod server;
 mod sockets;
 
+use rustix::process::{set_dumpable_behavior, DumpableBehavior};
+use rustix::thread::{set_name, set_no_new_privs};
 use sandkasten_runner::{base64, proxy, seccomp, sys};
 use std::io::Read;
-use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd};
 
 const MAX_CONFIG: u64 = 4 << 20;
 
 fn main() {
     // A program that is run by its descriptor has the number of it for a name.
-    // SAFETY: plain system call on a string that ends with a null.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"sandkasten-egress".as_ptr()) };
+    let _optional = set_name(c"sandkasten-egress");
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let done = match pod::wanted(&arguments) {
         Some(pod) => pod.and_then(|pod| pod.serve()),
@@ -57,21 +57,23 @@ fn main() {
 }
 
 fn serve() -> Result<(), String> {
+    // The launcher gave us these numbers, and each is taken once.
     let mut text = Vec::new();
-    let file = std::fs::File::from(descriptor(10));
+    let file = std::fs::File::from(sys::own(10));
     file.take(MAX_CONFIG)
         .read_to_end(&mut text)
         .map_err(|e| e.to_string())?;
     let config = config::Config::parse(&text).ok_or("the configuration is not valid")?;
-    let tcp6 = descriptor(4);
+    let tcp6 = sys::own(4);
+    let is_socket = sys::stat_fd(sys::as_fd(&tcp6)).is_ok_and(|s| sys::kind(&s) == libc::S_IFSOCK);
     let sockets = server::Sockets {
-        tcp4: descriptor(3),
-        tcp6: is_socket(&tcp6).then_some(tcp6),
-        dns: descriptor(5),
-        control: descriptor(6),
-        life: descriptor(7),
+        tcp4: sys::own(3),
+        tcp6: is_socket.then_some(tcp6),
+        dns: sys::own(5),
+        control: sys::own(6),
+        life: sys::own(7),
     };
-    let records = record::Records::new(descriptor(8), descriptor(9));
+    let records = record::Records::new(sys::own(8), sys::own(9));
     run(config, sockets, records)
 }
 
@@ -81,28 +83,10 @@ fn run(
     sockets: server::Sockets,
     records: record::Records,
 ) -> Result<(), String> {
-    // SAFETY: plain system calls. A peer that is gone is an error of the write, not the end of us; and
-    // no other process may read our memory.
-    unsafe {
-        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
-        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    }
+    // No other process may read our memory. The filter is refused if the second call fails.
+    let _done = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let _done = set_no_new_privs(true);
     server::Egress::new(config, sockets, records)
         .and_then(|egress| filter::install().and_then(|()| egress.run()))
         .map_err(|errno| std::io::Error::from_raw_os_error(errno).to_string())
-}
-
-fn descriptor(number: i32) -> OwnedFd {
-    // SAFETY: the launcher gave us these numbers, and each is taken once.
-    unsafe { OwnedFd::from_raw_fd(number) }
-}
-
-fn is_socket(fd: &OwnedFd) -> bool {
-    // SAFETY: an all-zero stat is a valid value to be filled in.
-    unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        sys::check(libc::fstat(fd.as_raw_fd(), &mut stat)).is_ok()
-            && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK
-    }
 }

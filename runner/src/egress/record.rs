@@ -3,6 +3,7 @@
 //! When the current file is full, the other one is emptied and used; so the newest records are always
 //! kept, and a sandbox cannot fill the disk with refusals.
 
+use rustix::fs::ftruncate;
 use serde_json::{json, Value};
 use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -93,8 +94,7 @@ impl Records {
         if self.written + lines.len() > MOST {
             self.current = 1 - self.current;
             self.written = 0;
-            // SAFETY: plain system call on our descriptor.
-            unsafe { libc::ftruncate(self.files[self.current].as_raw_fd(), 0) };
+            let _full = ftruncate(&self.files[self.current], 0);
         }
         let fd = self.files[self.current].as_raw_fd();
         // A full disk loses records, not connections.
@@ -124,11 +124,10 @@ mod tests {
     use super::*;
 
     fn file() -> OwnedFd {
-        // SAFETY: the name ends with a zero.
-        let fd = unsafe { libc::memfd_create(c"records".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: plain system call. Records are appended to their files.
-        unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_APPEND) };
-        crate::sys::own(fd)
+        let fd = crate::sys::memory_file("records", b"").unwrap();
+        // Records are appended to their files.
+        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::APPEND).unwrap();
+        fd
     }
 
     fn sequences(found: &[Value]) -> Vec<u64> {

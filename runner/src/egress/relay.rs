@@ -4,14 +4,17 @@
 //! Sockets do not block. A call moves a bounded amount, so one fast stream cannot stop the others. A
 //! direction has a pipe only while bytes are under way, so idle connections cost no more than their sockets.
 
-use crate::sys::{self, check, Result};
-use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use crate::sys::{plain, Result};
+use rustix::io::Errno;
+use rustix::net::{shutdown, Shutdown};
+use rustix::pipe::{self, fcntl_setpipe_size, pipe_with, PipeFlags, SpliceFlags};
+use std::os::unix::io::{AsFd, OwnedFd};
 
 /// Bytes moved in one turn.
 const TURN: usize = 4 << 20;
 const PIECE: u64 = 1 << 20;
 /// Fewer and larger moves; the kernel may allow less.
-const PIPE_SIZE: libc::c_int = 1 << 18;
+const PIPE_SIZE: usize = 1 << 18;
 /// Empty pipes that are kept.
 const SPARE: usize = 4;
 
@@ -29,19 +32,10 @@ impl Pipes {
         if let Some(pipe) = self.0.pop() {
             return Ok(pipe);
         }
-        let mut ends = [0; 2];
-        // SAFETY: `ends` has room for the two descriptors, and the size is one number.
-        unsafe {
-            check(libc::pipe2(
-                ends.as_mut_ptr(),
-                libc::O_CLOEXEC | libc::O_NONBLOCK,
-            ))?;
-            libc::fcntl(ends[1], libc::F_SETPIPE_SZ, PIPE_SIZE);
-        }
-        Ok(Pipe {
-            out: sys::own(ends[0]),
-            into: sys::own(ends[1]),
-        })
+        let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
+        let (out, into) = plain(pipe_with(flags))?;
+        let _smaller = fcntl_setpipe_size(&into, PIPE_SIZE);
+        Ok(Pipe { out, into })
     }
 
     fn put(&mut self, pipe: Pipe) {
@@ -74,7 +68,13 @@ pub enum Moved {
 
 impl Direction {
     /// Move what can be moved now, and take at most `most` bytes in.
-    pub fn step(&mut self, from: RawFd, to: RawFd, most: u64, pipes: &mut Pipes) -> Result<Moved> {
+    pub fn step(
+        &mut self,
+        from: &OwnedFd,
+        to: &OwnedFd,
+        most: u64,
+        pipes: &mut Pipes,
+    ) -> Result<Moved> {
         if self.closed {
             return Ok(Moved::Done);
         }
@@ -91,7 +91,7 @@ impl Direction {
         moved
     }
 
-    fn shift(&mut self, from: RawFd, to: RawFd, mut most: u64, pipe: &Pipe) -> Result<Moved> {
+    fn shift(&mut self, from: &OwnedFd, to: &OwnedFd, mut most: u64, pipe: &Pipe) -> Result<Moved> {
         let mut turn = 0;
         while turn < TURN {
             if self.held == 0 && !self.ended {
@@ -99,7 +99,7 @@ impl Direction {
                     return Ok(Moved::Held);
                 }
                 let piece = most.min(PIECE) as usize;
-                match splice(from, pipe.into.as_raw_fd(), piece)? {
+                match splice(from, &pipe.into, piece)? {
                     Some(0) => self.ended = true,
                     Some(n) => {
                         self.held = n;
@@ -110,12 +110,12 @@ impl Direction {
                 }
             }
             if self.held == 0 {
-                // SAFETY: plain system call; a peer that is gone already needs no notice.
-                unsafe { libc::shutdown(to, libc::SHUT_WR) };
+                // A peer that is gone already needs no notice.
+                let _gone = shutdown(to, Shutdown::Write);
                 self.closed = true;
                 return Ok(Moved::Done);
             }
-            match splice(pipe.out.as_raw_fd(), to, self.held)? {
+            match splice(&pipe.out, to, self.held)? {
                 Some(n) => {
                     self.held -= n;
                     turn += n;
@@ -127,25 +127,11 @@ impl Direction {
     }
 }
 
-fn splice(from: RawFd, to: RawFd, most: usize) -> Result<Option<usize>> {
-    let flags = libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MOVE;
-    loop {
-        // SAFETY: no offsets are given, which sockets and pipes do not have.
-        let n = unsafe {
-            libc::splice(
-                from,
-                std::ptr::null_mut(),
-                to,
-                std::ptr::null_mut(),
-                most,
-                flags,
-            )
-        };
-        match check(n as libc::c_int) {
-            Ok(n) => return Ok(Some(n as usize)),
-            Err(libc::EAGAIN) => return Ok(None),
-            Err(libc::EINTR) => continue,
-            Err(errno) => return Err(errno),
-        }
+fn splice(from: impl AsFd, to: impl AsFd, most: usize) -> Result<Option<usize>> {
+    let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
+    match rustix::io::retry_on_intr(|| pipe::splice(&from, None, &to, None, most, flags)) {
+        Ok(count) => Ok(Some(count)),
+        Err(Errno::AGAIN) => Ok(None),
+        Err(error) => Err(error.raw_os_error()),
     }
 }

@@ -4,9 +4,9 @@
 //! address families are asked for at once; a server that does not answer is followed by the next one.
 
 use crate::dns_messages::{self, Reply};
-use crate::sys::{check, Result};
+use ring::rand::{SecureRandom, SystemRandom};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::unix::io::{AsRawFd, RawFd};
+use std::os::unix::io::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_millis(2500);
@@ -46,8 +46,8 @@ impl Lookup {
         })
     }
 
-    pub fn fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Read what arrived; return the result when it is complete.
@@ -112,19 +112,18 @@ fn ask(name: &str, server: SocketAddr) -> Option<(UdpSocket, [u16; 2])> {
     let socket = UdpSocket::bind(any).ok()?;
     socket.connect(server).ok()?;
     socket.set_nonblocking(true).ok()?;
-    let ids = random_ids().ok()?;
+    let ids = random_ids()?;
     for (id, kind) in ids.iter().zip(KINDS) {
         socket.send(&dns_messages::query(*id, name, kind)?).ok()?;
     }
     Some((socket, ids))
 }
 
-fn random_ids() -> Result<[u16; 2]> {
+fn random_ids() -> Option<[u16; 2]> {
     let mut bytes = [0u8; 4];
-    // SAFETY: the buffer has the given length.
-    check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), 4, 0) } as libc::c_int)?;
+    SystemRandom::new().fill(&mut bytes).ok()?;
     let first = u16::from_ne_bytes([bytes[0], bytes[1]]);
-    Ok([
+    Some([
         first,
         u16::from_ne_bytes([bytes[2], bytes[3]]) ^ u16::from(first == 0),
     ])

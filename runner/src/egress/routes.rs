@@ -2,9 +2,8 @@
 //! addresses of devices (`ip route add local 203.0.113.0/24 dev lo`).
 
 use crate::addresses::{embedded, plain};
-use crate::sys::{self, check, Result};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::IpAddr;
-use std::os::unix::io::AsRawFd;
 
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
@@ -23,28 +22,18 @@ pub fn is_own(address: IpAddr) -> bool {
     let inner = embedded(address).map(IpAddr::V4);
     std::iter::once(plain(address))
         .chain(inner)
-        .any(|one| ask(one).unwrap_or(true))
+        .any(|one| ask(one).ok().flatten().unwrap_or(true))
 }
 
-fn ask(address: IpAddr) -> Result<bool> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: plain system call.
-    let socket = unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) };
-    let socket = sys::own(check(socket)?);
-    let question = question(address);
+fn ask(address: IpAddr) -> rustix::io::Result<Option<bool>> {
+    // Without a protocol it is that of routes.
+    let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
+    let socket = net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    net::send(&socket, &question(address), SendFlags::empty())?;
     // The kernel answers before `send` returns, so `recv` need not wait.
     let mut buffer = [0u8; 4096];
-    // SAFETY: both buffers have the given lengths.
-    let n = unsafe {
-        let fd = socket.as_raw_fd();
-        check(libc::send(fd, question.as_ptr().cast(), question.len(), 0) as libc::c_int)?;
-        let room = buffer.len();
-        check(libc::recv(fd, buffer.as_mut_ptr().cast(), room, libc::MSG_DONTWAIT) as libc::c_int)?
-    };
-    match reply(&buffer[..n as usize]) {
-        Some(own) => Ok(own),
-        None => Err(libc::EPROTO),
-    }
+    let (count, _) = net::recv(&socket, &mut buffer, RecvFlags::DONTWAIT)?;
+    Ok(reply(&buffer[..count]))
 }
 
 fn question(address: IpAddr) -> Vec<u8> {

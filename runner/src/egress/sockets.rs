@@ -1,53 +1,38 @@
 //! Plain calls on sockets that do not block.
 
-use crate::sys::{self, check, pass_at_once, Result};
+use crate::sys::{pass_at_once, plain, Result};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
 use std::net::SocketAddr;
-use std::os::unix::io::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::io::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
 
 /// Close with a reset instead of an orderly end.
 pub fn reset(fd: &OwnedFd) {
-    let linger = libc::linger {
-        l_onoff: 1,
-        l_linger: 0,
-    };
-    // SAFETY: the option value is one linger.
-    unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_LINGER,
-            (&linger as *const libc::linger).cast(),
-            std::mem::size_of::<libc::linger>() as libc::socklen_t,
-        );
-        libc::shutdown(fd.as_raw_fd(), libc::SHUT_RD);
-    }
+    let _gone = set_socket_linger(fd, Some(Duration::ZERO));
+    let _gone = net::shutdown(fd, Shutdown::Read);
 }
 
 /// Whether the other side sends nothing more; what it sent may still wait to be read.
-pub fn sends_no_more(fd: RawFd) -> bool {
-    let mut poll = libc::pollfd {
-        fd,
-        events: libc::POLLRDHUP,
-        revents: 0,
-    };
-    // SAFETY: one pollfd.
-    unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+pub fn sends_no_more(fd: &OwnedFd) -> bool {
+    !polled(fd, PollFlags::RDHUP).is_empty()
 }
 
 /// Whether the other side has closed the connection: nothing that is sent to it arrives.
-pub fn is_closed(fd: RawFd) -> bool {
-    let mut poll = libc::pollfd {
-        fd,
-        events: 0,
-        revents: 0,
-    };
-    // SAFETY: one pollfd.
-    unsafe { libc::poll(&mut poll, 1, 0) > 0 && poll.revents & libc::POLLHUP != 0 }
+pub fn is_closed(fd: &OwnedFd) -> bool {
+    polled(fd, PollFlags::empty()).contains(PollFlags::HUP)
+}
+
+fn polled(fd: &OwnedFd, wanted: PollFlags) -> PollFlags {
+    let mut entry = [PollFd::new(fd, wanted)];
+    let found = poll(&mut entry, Some(&Timespec::default()));
+    found.map_or(PollFlags::empty(), |_| entry[0].revents())
 }
 
 /// Whether the other side has not confirmed yet that everything arrived, our end of the connection
 /// included.
-pub fn delivers(fd: RawFd) -> bool {
+pub fn delivers(fd: &OwnedFd) -> bool {
     // These are the states of TCP in which an end was sent and is not confirmed.
     const FIN_WAIT_1: u8 = 4;
     const LAST_ACK: u8 = 9;
@@ -58,7 +43,7 @@ pub fn delivers(fd: RawFd) -> bool {
     // SAFETY: the option value is one byte.
     let found = unsafe {
         libc::getsockopt(
-            fd,
+            fd.as_raw_fd(),
             libc::IPPROTO_TCP,
             libc::TCP_INFO,
             (&mut state as *mut u8).cast(),
@@ -69,8 +54,8 @@ pub fn delivers(fd: RawFd) -> bool {
 }
 
 /// Whether a connection is made; an errno if it failed.
-pub fn connected(fd: RawFd, to: SocketAddr) -> Result<bool> {
-    match connect_to(fd, to) {
+pub fn connected(fd: &OwnedFd, to: SocketAddr) -> Result<bool> {
+    match plain(net::connect(fd, &to)) {
         Ok(()) | Err(libc::EISCONN) => Ok(true),
         Err(libc::EALREADY | libc::EINPROGRESS) => Ok(false),
         Err(errno) => Err(errno),
@@ -78,61 +63,23 @@ pub fn connected(fd: RawFd, to: SocketAddr) -> Result<bool> {
 }
 
 pub fn connect(to: SocketAddr) -> Result<OwnedFd> {
-    let family = if to.is_ipv4() {
-        libc::AF_INET
-    } else {
-        libc::AF_INET6
+    let family = match to {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: plain system call.
-    let fd = unsafe { OwnedFd::from_raw_fd(check(libc::socket(family, kind, 0))?) };
-    match connect_to(fd.as_raw_fd(), to) {
-        Ok(()) | Err(libc::EINPROGRESS) => {
-            pass_at_once(fd.as_raw_fd());
-            Ok(fd)
-        }
-        Err(errno) => Err(errno),
-    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = plain(net::socket_with(family, SocketType::STREAM, flags, None))?;
+    connected(&fd, to)?;
+    pass_at_once(fd.as_raw_fd());
+    Ok(fd)
 }
 
-fn connect_to(fd: RawFd, to: SocketAddr) -> Result<()> {
-    let (address, length) = sys::socket_address(to);
-    let address = (&address as *const libc::sockaddr_storage).cast();
-    // SAFETY: `address` is a filled-in socket address of the given length.
-    check(unsafe { libc::connect(fd, address, length) }).map(|_| ())
+pub fn receive_from(fd: impl AsFd, buffer: &mut [u8]) -> Option<(usize, SocketAddr)> {
+    let (count, _, from) = net::recvfrom(fd, buffer, RecvFlags::DONTWAIT).ok()?;
+    Some((count, from?.try_into().ok()?))
 }
 
-pub fn receive_from(fd: RawFd, buffer: &mut [u8]) -> Option<(usize, SocketAddr)> {
-    // SAFETY: an all-zero sockaddr_storage is valid, and the lengths are those of the buffers.
-    unsafe {
-        let mut from: libc::sockaddr_storage = std::mem::zeroed();
-        let mut length = std::mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-        let n = libc::recvfrom(
-            fd,
-            buffer.as_mut_ptr().cast(),
-            buffer.len(),
-            libc::MSG_DONTWAIT,
-            (&mut from as *mut libc::sockaddr_storage).cast(),
-            &mut length,
-        );
-        let n = check(n as libc::c_int).ok()?;
-        let ip = sys::ip_of((&from as *const libc::sockaddr_storage).cast())?;
-        let port = (*(&from as *const _ as *const libc::sockaddr_in)).sin_port;
-        Some((n as usize, SocketAddr::new(ip, u16::from_be(port))))
-    }
-}
-
-pub fn send_to(fd: RawFd, message: &[u8], to: SocketAddr) {
-    let (address, length) = sys::socket_address(to);
-    // SAFETY: both buffers have the given lengths. A reply that cannot be sent is asked for again.
-    unsafe {
-        libc::sendto(
-            fd,
-            message.as_ptr().cast(),
-            message.len(),
-            libc::MSG_DONTWAIT,
-            (&address as *const libc::sockaddr_storage).cast(),
-            length,
-        )
-    };
+pub fn send_to(fd: impl AsFd, message: &[u8], to: SocketAddr) {
+    // A reply that cannot be sent is asked for again.
+    let _unsent = net::sendto(fd, message, SendFlags::DONTWAIT, &to);
 }

@@ -1,8 +1,11 @@
 //! What a machine needs and its provider does not do: an end of its life, a network that leads nowhere,
 //! and directories of the provider that are not for code.
 
+use rustix::net::{socket_with, AddressFamily, SocketFlags, SocketType};
+use rustix::thread::{unshare_unsafe, UnshareFlags};
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::io::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -81,21 +84,15 @@ pub fn leave_network() -> std::io::Result<()> {
         rest: [0; 22],
     };
     request.name[..LO.len()].copy_from_slice(LO);
-    // SAFETY: plain system calls; `request` is as large as the kernel's structure and outlives the call.
+    // SAFETY: descriptors stay as they are; `request` is as large as the kernel's structure and outlives
+    // the call.
     unsafe {
-        if libc::unshare(libc::CLONE_NEWNET) != 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
-        if socket < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        let done = libc::ioctl(socket, libc::SIOCSIFFLAGS as _, &mut request);
-        let error = std::io::Error::last_os_error();
-        libc::close(socket);
-        match done {
+        unshare_unsafe(UnshareFlags::NEWNET)?;
+        let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
+        let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        match libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &mut request) {
             0 => Ok(()),
-            _ => Err(error),
+            _ => Err(std::io::Error::last_os_error()),
         }
     }
 }

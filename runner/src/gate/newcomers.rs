@@ -3,24 +3,19 @@
 //! Whatever can reach the port can open them. They never take the place of a connection that has sent the
 //! token, and one that sends nothing is ended as soon as its place is needed.
 
+use rustix::net::{shutdown, Shutdown};
 use std::collections::VecDeque;
-use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::io::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub struct Newcomers {
     most: usize,
-    waiting: Mutex<Waiting>,
+    oldest_first: Mutex<VecDeque<Arc<OwnedFd>>>,
 }
 
-#[derive(Default)]
-struct Waiting {
-    oldest_first: VecDeque<(u64, RawFd)>,
-    next: u64,
-}
-
-/// The place of one connection, until this is dropped, which must be before the connection is closed.
+/// The place of one connection, until this is dropped.
 pub struct Newcomer {
-    number: u64,
+    client: Arc<OwnedFd>,
     among: Arc<Newcomers>,
 }
 
@@ -28,54 +23,48 @@ impl Newcomers {
     pub fn new(most: usize) -> Arc<Newcomers> {
         Arc::new(Newcomers {
             most,
-            waiting: Mutex::default(),
+            oldest_first: Mutex::default(),
         })
     }
 
     /// Give a connection a place. If there is none, end the oldest: the thread that serves it notices.
-    pub fn admit(self: &Arc<Newcomers>, client: &OwnedFd) -> Newcomer {
+    pub fn admit(self: &Arc<Newcomers>, client: &Arc<OwnedFd>) -> Newcomer {
         let mut waiting = self.waiting();
-        if waiting.oldest_first.len() >= self.most {
-            if let Some((_, oldest)) = waiting.oldest_first.pop_front() {
-                // SAFETY: a plain call; its place is left before it is closed.
-                unsafe { libc::shutdown(oldest, libc::SHUT_RDWR) };
+        if waiting.len() >= self.most {
+            if let Some(oldest) = waiting.pop_front() {
+                let _gone = shutdown(&oldest, Shutdown::Both);
             }
         }
-        let number = waiting.next;
-        waiting.next += 1;
-        waiting.oldest_first.push_back((number, client.as_raw_fd()));
+        waiting.push_back(client.clone());
         Newcomer {
-            number,
+            client: client.clone(),
             among: self.clone(),
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Arc<OwnedFd>>> {
+        let waiting = self.oldest_first.lock();
+        waiting.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Newcomer {
     fn drop(&mut self) {
         let mut waiting = self.among.waiting();
-        waiting
-            .oldest_first
-            .retain(|&(number, _)| number != self.number);
+        waiting.retain(|client| !Arc::ptr_eq(client, &self.client));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys;
     use std::io::{ErrorKind, Read};
-    use std::os::unix::io::IntoRawFd;
     use std::os::unix::net::UnixStream;
 
-    fn connection() -> (OwnedFd, UnixStream) {
+    fn connection() -> (Arc<OwnedFd>, UnixStream) {
         let (here, there) = UnixStream::pair().unwrap();
         there.set_nonblocking(true).unwrap();
-        (sys::own(here.into_raw_fd()), there)
+        (Arc::new(here.into()), there)
     }
 
     fn is_open(mut there: &UnixStream) -> bool {
@@ -92,7 +81,7 @@ mod tests {
         let open: Vec<_> = others.iter().map(is_open).collect();
         assert_eq!(open, [false, true, true]);
         drop(places);
-        assert!(newcomers.waiting().oldest_first.is_empty());
+        assert!(newcomers.waiting().is_empty());
     }
 
     #[test]

@@ -13,15 +13,18 @@
 use crate::newcomers::{Newcomer, Newcomers};
 use crate::proxy::side::Side;
 use crate::proxy::{self, reachability};
-use crate::sys::{self, check, keep_alive, pass_at_once, Errno};
+use crate::sys::{self, keep_alive, pass_at_once, plain, Errno};
 use crate::websocket;
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::net::{accept_with, shutdown, Shutdown, SocketFlags};
+use rustix::process::{set_dumpable_behavior, DumpableBehavior};
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection};
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::io::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -145,7 +148,7 @@ impl Gate {
         });
         loop {
             match outside.accept() {
-                Ok((client, _)) => admit(sys::own(client.into_raw_fd()), admits.clone()),
+                Ok((client, _)) => admit(Arc::new(client.into()), admits.clone()),
                 // Out of descriptors or memory: those who are here may leave.
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
@@ -155,11 +158,7 @@ impl Gate {
     /// Prepare this process, read the secrets and listen.
     fn open(&self) -> Result<(Arc<Entry>, TcpListener), String> {
         proxy::leave_on_request();
-        // SAFETY: plain system calls.
-        unsafe {
-            libc::signal(libc::SIGPIPE, libc::SIG_IGN);
-            libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        }
+        let _done = set_dumpable_behavior(DumpableBehavior::NotDumpable);
         sys::no_new_privileges().map_err(|errno| message("cannot start", errno))?;
         let entry = Arc::new(self.entry()?);
         let outside = TcpListener::bind(("::", self.port))
@@ -242,18 +241,8 @@ impl Gate {
             true => self.listen_for_another_user()?,
             false => sys::listen_unix(path)?,
         };
-        let flags = libc::SOCK_CLOEXEC;
-        wait_for(once.as_raw_fd(), libc::POLLIN)?;
-        // SAFETY: no address is asked for.
-        let runner = check(unsafe {
-            libc::accept4(
-                once.as_raw_fd(),
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                flags,
-            )
-        })
-        .map(sys::own)?;
+        poll_both(&[(once.as_fd(), PollFlags::IN)], None)?;
+        let runner = plain(accept_with(&once, SocketFlags::CLOEXEC))?;
         sys::unlink(path);
         sys::send_descriptors(runner.as_raw_fd(), &[listener.as_raw_fd()])?;
         Ok(runner)
@@ -264,36 +253,17 @@ impl Gate {
 fn await_egress(directory: &Path) -> Result<OwnedFd, String> {
     let path = directory.join(proxy::LIFE);
     let once = proxy::listen(&path)?;
-    poll_both(
-        &[(once.as_raw_fd(), libc::POLLIN)],
-        START.as_millis() as libc::c_int,
-    )
-    .and_then(|()| sys::accept(once.as_raw_fd()))
-    .map_err(|errno| message("the egress process does not start", errno))
+    poll_both(&[(once.as_fd(), PollFlags::IN)], Some(START))
+        .and_then(|()| sys::accept(once.as_raw_fd()))
+        .map_err(|errno| message("the egress process does not start", errno))
 }
 
 fn message(what: &str, errno: Errno) -> String {
     format!("{}: {}", what, std::io::Error::from_raw_os_error(errno))
 }
 
-fn wait_for(fd: RawFd, events: libc::c_short) -> Result<(), Errno> {
-    let mut polled = [libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    }];
-    loop {
-        // SAFETY: one valid entry.
-        match check(unsafe { libc::poll(polled.as_mut_ptr(), 1, -1) }) {
-            Ok(_) => return Ok(()),
-            Err(libc::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-}
-
 /// Serve a client in its own thread, unless there are too many.
-fn admit(client: OwnedFd, entry: Arc<Entry>) {
+fn admit(client: Arc<OwnedFd>, entry: Arc<Entry>) {
     let place = match Counted::below(&entry, MOST_THREADS, |entry| &entry.threads) {
         Some(place) => place,
         None => return,
@@ -343,10 +313,7 @@ fn serve_client(client: &OwnedFd, entry: &Arc<Entry>, newcomer: Newcomer) -> Res
         true => Some(websocket::unwrapped(client, until)?),
         false => None,
     };
-    let fd = wrapped
-        .as_ref()
-        .map_or(client, |one| &one.stream)
-        .as_raw_fd();
+    let fd = wrapped.as_ref().map_or(client, |one| &one.stream);
     let served = match greet(fd, entry, until) {
         Ok((outer, target)) => {
             drop(newcomer);
@@ -354,8 +321,7 @@ fn serve_client(client: &OwnedFd, entry: &Arc<Entry>, newcomer: Newcomer) -> Res
         }
         Err(why) => {
             // It gets no time to read what was sent to it, and keeps its place until it has left.
-            // SAFETY: a plain call.
-            unsafe { libc::shutdown(client.as_raw_fd(), libc::SHUT_RDWR) };
+            let _gone = shutdown(client, Shutdown::Both);
             Err(why)
         }
     };
@@ -366,21 +332,21 @@ fn serve_client(client: &OwnedFd, entry: &Arc<Entry>, newcomer: Newcomer) -> Res
 }
 
 /// Return what a client sent after its token, and the socket that the token is for.
-fn greet(fd: RawFd, entry: &Entry, until: Instant) -> Result<(Side, &Path), String> {
+fn greet<'a>(fd: &OwnedFd, entry: &'a Entry, until: Instant) -> Result<(Side, &'a Path), String> {
     let failed = |errno: Errno| message("client", errno);
-    sys::set_nonblocking(fd).map_err(failed)?;
+    sys::set_nonblocking(fd.as_raw_fd()).map_err(failed)?;
     let tls = ServerConnection::new(entry.config.clone()).map_err(|error| error.to_string())?;
     let mut outer = Side::new(Some(rustls::Connection::Server(tls)));
     while outer.input.len() < TOKEN_BYTES {
         outer.begin_turn();
-        outer.receive(fd)?;
-        outer.send(fd)?;
+        outer.receive(fd.as_raw_fd())?;
+        outer.send(fd.as_raw_fd())?;
         if outer.ended || Instant::now() > until {
             return Err("no token".to_owned());
         }
         if outer.input.len() < TOKEN_BYTES {
-            let left = until.saturating_duration_since(Instant::now()).as_millis();
-            poll_both(&[(fd, events(&outer))], left as libc::c_int + 1).map_err(failed)?;
+            let left = until.saturating_duration_since(Instant::now());
+            poll_both(&[(fd.as_fd(), events(&outer))], Some(left)).map_err(failed)?;
         }
     }
     let shown: Vec<u8> = outer.input.drain(..TOKEN_BYTES).collect();
@@ -393,12 +359,17 @@ fn greet(fd: RawFd, entry: &Entry, until: Instant) -> Result<(Side, &Path), Stri
 }
 
 /// Connect a client that has shown its token.
-fn serve_admitted(outer: Side, fd: RawFd, target: &Path, entry: &Arc<Entry>) -> Result<(), String> {
+fn serve_admitted(
+    outer: Side,
+    fd: &OwnedFd,
+    target: &Path,
+    entry: &Arc<Entry>,
+) -> Result<(), String> {
     let _place = Counted::below(entry, MOST_CONNECTIONS, |entry| &entry.open)
         .ok_or("too many connections")?;
     wait_for_runner(entry)?;
     let inner = connect(target).map_err(|errno| message("runner", errno))?;
-    relay(outer, fd, inner.as_raw_fd())
+    relay(outer, fd, &inner)
 }
 
 /// Wait until the runner has its listener.
@@ -422,20 +393,24 @@ fn connect(listener: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// Copy in both directions until both have ended. A side that does not read slows the other one down.
-fn relay(mut outer: Side, client: RawFd, runner: RawFd) -> Result<(), String> {
+fn relay(mut outer: Side, client: &OwnedFd, runner: &OwnedFd) -> Result<(), String> {
+    let (outside, inside) = (client.as_raw_fd(), runner.as_raw_fd());
     let mut inner = Side::new(None);
     loop {
         outer.begin_turn();
         inner.begin_turn();
-        let mut any = outer.receive(client)? | inner.receive(runner)?;
+        let mut any = outer.receive(outside)? | inner.receive(inside)?;
         any |= pass(&mut outer, &mut inner) | pass(&mut inner, &mut outer);
-        any |= inner.send(runner)? | outer.send(client)?;
+        any |= inner.send(inside)? | outer.send(outside)?;
         if outer.finished() && (outer.ended || inner.ended) {
             return Ok(());
         }
         if !any {
-            let sides = [(client, events(&outer)), (runner, events(&inner))];
-            poll_both(&sides, -1).map_err(|errno| message("poll", errno))?;
+            let sides = [
+                (client.as_fd(), events(&outer)),
+                (runner.as_fd(), events(&inner)),
+            ];
+            poll_both(&sides, None).map_err(|errno| message("poll", errno))?;
         }
     }
 }
@@ -453,28 +428,26 @@ fn pass(from: &mut Side, to: &mut Side) -> bool {
     room
 }
 
-pub fn events(side: &Side) -> libc::c_short {
-    let reads = if side.reads() { libc::POLLIN } else { 0 };
-    reads | if side.pending() { libc::POLLOUT } else { 0 }
+pub fn events(side: &Side) -> PollFlags {
+    let mut wanted = PollFlags::empty();
+    wanted.set(PollFlags::IN, side.reads());
+    wanted.set(PollFlags::OUT, side.pending());
+    wanted
 }
 
 /// Wait until one of them is ready. One that waits for nothing is left out: its end would be reported
 /// again and again.
-pub fn poll_both(sides: &[(RawFd, libc::c_short)], ms: libc::c_int) -> Result<(), Errno> {
-    let mut polled: Vec<libc::pollfd> = sides
-        .iter()
-        .map(|&(fd, events)| libc::pollfd {
-            fd: if events == 0 { -1 } else { fd },
-            events,
-            revents: 0,
-        })
-        .collect();
-    // SAFETY: as many valid entries as we say.
-    let done = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, ms) };
-    match check(done) {
-        Err(libc::EINTR) | Ok(_) => Ok(()),
-        Err(errno) => Err(errno),
-    }
+pub fn poll_both(
+    sides: &[(BorrowedFd<'_>, PollFlags)],
+    most: Option<Duration>,
+) -> Result<(), Errno> {
+    let waits = sides.iter().filter(|(_, events)| !events.is_empty());
+    let mut polled: Vec<PollFd> = waits.map(|(fd, events)| PollFd::new(fd, *events)).collect();
+    let most = most.and_then(|most| most.try_into().ok());
+    plain(rustix::io::retry_on_intr(|| {
+        poll(&mut polled, most.as_ref())
+    }))
+    .map(drop)
 }
 
 #[cfg(test)]

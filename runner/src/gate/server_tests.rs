@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::websocket::tests::{masked, REQUEST};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use std::io::{ErrorKind, Write};
@@ -37,28 +38,13 @@ fn entry() -> Arc<Entry> {
     })
 }
 
-/// Let almost nothing of what is sent wait in the kernel.
-fn narrow(fd: RawFd) {
-    let least: libc::c_int = 1;
-    // SAFETY: the option value is one int.
-    let done = unsafe {
-        libc::setsockopt(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_SNDBUF,
-            (&least as *const libc::c_int).cast(),
-            std::mem::size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    assert_eq!(done, 0);
-}
-
 // promise: P115
 #[test]
 fn a_websocket_without_a_token_leaves_nothing_behind() {
     let (mut near, far) = UnixStream::pair().unwrap();
-    let far = sys::own(far.into_raw_fd());
-    narrow(far.as_raw_fd());
+    let far = Arc::new(OwnedFd::from(far));
+    // Almost nothing of what is sent waits in the kernel.
+    set_socket_send_buffer_size(&far, 1).unwrap();
     let mut sent = REQUEST.as_bytes().to_vec();
     // Their answers are never read.
     sent.extend(masked(PING, &[0; 125]).repeat(500));

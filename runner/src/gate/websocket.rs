@@ -9,7 +9,9 @@ use crate::proxy::side::Side;
 use crate::proxy::websocket_frame::{FrameHead, BINARY, CLOSE, PING, PONG, TEXT};
 use crate::sys::{self, Errno};
 use ring::digest;
-use std::os::unix::io::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use rustix::event::PollFlags;
+use rustix::net::{recv, shutdown, RecvFlags, Shutdown};
+use std::os::unix::io::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -54,7 +56,7 @@ pub fn unwrapped(client: &OwnedFd, until: Instant) -> Result<Unwrapped, String> 
         if outer.ended || outer.input.len() > MOST_HEAD || Instant::now() > until {
             return Err("no request".to_owned());
         }
-        wait(&[(fd, libc::POLLIN)], Some(until)).map_err(failed)?;
+        wait(&[(client.as_fd(), PollFlags::IN)], Some(until)).map_err(failed)?;
     };
     let key = match key_in(&head) {
         Some(key) => key,
@@ -72,29 +74,27 @@ pub fn unwrapped(client: &OwnedFd, until: Instant) -> Result<Unwrapped, String> 
     let thread = std::thread::Builder::new()
         .stack_size(STACK)
         .spawn(move || {
-            let _reason = pass_on(&mut outer, client.as_raw_fd(), inside.as_raw_fd());
-            // SAFETY: a plain call; the client may be gone already.
-            unsafe { libc::shutdown(client.as_raw_fd(), libc::SHUT_RDWR) };
+            let _reason = pass_on(&mut outer, client.as_fd(), inside.as_fd());
+            // The client may be gone already.
+            let _gone = shutdown(&client, Shutdown::Both);
         })
         .map_err(|error| error.to_string())?;
     Ok(Unwrapped {
-        stream: sys::own(outside.into_raw_fd()),
+        stream: outside.into(),
         thread,
     })
 }
 
 /// Return whether a client begins like HTTP, as soon as it has sent something.
 pub fn is_http(client: &OwnedFd, until: Instant) -> Result<bool, String> {
-    let fd = client.as_raw_fd();
     let mut first = [0u8; 1];
     loop {
-        match sys::peek(fd, &mut first) {
-            Some([]) => return Err("nothing was sent".to_owned()),
-            Some(found) => return Ok(found[0] == b'G'),
-            None if sys::errno() == libc::EAGAIN && Instant::now() < until => {
-                wait(&[(fd, libc::POLLIN)], Some(until)).map_err(failed)?
+        match recv(client, &mut first, RecvFlags::PEEK) {
+            Ok((1, _)) => return Ok(first[0] == b'G'),
+            Err(rustix::io::Errno::AGAIN) if Instant::now() < until => {
+                wait(&[(client.as_fd(), PollFlags::IN)], Some(until)).map_err(failed)?
             }
-            None => return Err("nothing was sent".to_owned()),
+            _ => return Err("nothing was sent".to_owned()),
         }
     }
 }
@@ -104,22 +104,20 @@ fn failed(errno: Errno) -> String {
 }
 
 /// Wait until one is ready, or until the time has come.
-fn wait(sides: &[(RawFd, libc::c_short)], until: Option<Instant>) -> Result<(), Errno> {
-    let ms = until.map_or(-1, |until| {
-        until.saturating_duration_since(Instant::now()).as_millis() as libc::c_int + 1
-    });
-    crate::server::poll_both(sides, ms)
+fn wait(sides: &[(BorrowedFd<'_>, PollFlags)], until: Option<Instant>) -> Result<(), Errno> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    crate::server::poll_both(sides, left)
 }
 
 /// Copy in both directions until one side has ended and what it sent has left.
-fn pass_on(outer: &mut Side, client: RawFd, inside: RawFd) -> Result<(), String> {
+fn pass_on(outer: &mut Side, client: BorrowedFd<'_>, inside: BorrowedFd<'_>) -> Result<(), String> {
     let mut inner = Side::new(None);
     let mut decoder = Decoder::default();
     let mut until = None;
     loop {
         outer.begin_turn();
         inner.begin_turn();
-        let mut any = outer.receive(client)? | inner.receive(inside)?;
+        let mut any = outer.receive(client.as_raw_fd())? | inner.receive(inside.as_raw_fd())?;
         while inner.has_room() && outer.has_room() && !outer.input.is_empty() && !decoder.closed {
             let before = outer.input.len();
             decoder.take(&mut outer.input, &mut inner.output, &mut outer.output)?;
@@ -146,7 +144,7 @@ fn pass_on(outer: &mut Side, client: RawFd, inside: RawFd) -> Result<(), String>
             outer.closing = true;
             any = true;
         }
-        let moved = inner.send(inside)? | outer.send(client)?;
+        let moved = inner.send(inside.as_raw_fd())? | outer.send(client.as_raw_fd())?;
         any |= moved;
         if outer.finished() || (inner.finished() && outer.ended) {
             return Ok(());

@@ -116,7 +116,7 @@ fn random_bytes_neither_panic_nor_are_kept() {
 fn client() -> (UnixStream, OwnedFd) {
     let (near, far) = UnixStream::pair().unwrap();
     far.set_nonblocking(true).unwrap();
-    (near, sys::own(far.into_raw_fd()))
+    (near, far.into())
 }
 
 fn soon() -> Instant {

@@ -1,6 +1,7 @@
 //! One end of a connection: plain bytes in two bounded buffers, with or without TLS below.
 
-use crate::sys::{check, peek};
+use crate::sys::borrow;
+use rustix::net::{recv, send, shutdown, RecvFlags, SendFlags, Shutdown};
 use rustls::Connection as Tls;
 use std::io::{self, Read, Write};
 use std::os::unix::io::RawFd;
@@ -52,8 +53,7 @@ impl Socket {
         }
     }
 
-    fn count(&mut self, n: isize) -> io::Result<usize> {
-        let n = check(n as libc::c_int).map_err(io::Error::from_raw_os_error)? as usize;
+    fn count(&mut self, n: usize) -> io::Result<usize> {
         self.moved += n as u64;
         self.most = self.most.saturating_sub(n as u64);
         Ok(n)
@@ -69,17 +69,15 @@ impl Read for Socket {
         let room = self.room(buffer.len());
         if room == 0 {
             // Only an end may pass.
-            return match peek(self.fd, &mut [0u8; 1]) {
-                Some([]) => Ok(0),
-                Some(_) => {
+            return match recv(borrow(&self.fd), &mut [0u8; 1], RecvFlags::PEEK)? {
+                (0, _) => Ok(0),
+                _ => {
                     self.held = true;
                     Err(io::ErrorKind::WouldBlock.into())
                 }
-                None => Err(io::Error::last_os_error()),
             };
         }
-        // SAFETY: the buffer is at least this long.
-        let n = unsafe { libc::recv(self.fd, buffer.as_mut_ptr().cast(), room, 0) };
+        let (n, _) = recv(borrow(&self.fd), &mut buffer[..room], RecvFlags::empty())?;
         self.count(n)
     }
 }
@@ -91,8 +89,7 @@ impl Write for Socket {
             self.held = true;
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        // SAFETY: the data is at least this long.
-        let n = unsafe { libc::send(self.fd, data.as_ptr().cast(), room, libc::MSG_NOSIGNAL) };
+        let n = send(borrow(&self.fd), &data[..room], SendFlags::NOSIGNAL)?;
         self.count(n)
     }
 
@@ -236,8 +233,8 @@ impl Side {
                 tls.send_close_notify();
                 let _ = tls.write_tls(&mut Socket::new(fd, u64::MAX));
             }
-            // SAFETY: plain system call; a peer that is gone already needs no notice.
-            unsafe { libc::shutdown(fd, libc::SHUT_WR) };
+            // A peer that is gone already needs no notice.
+            let _gone = shutdown(borrow(&fd), Shutdown::Write);
             self.closed = true;
             return Ok(true);
         }

@@ -9,6 +9,7 @@ use crate::relay::Direction;
 use crate::rules::{Destination, Verdict};
 use crate::sockets::{connect, connected, reset, sends_no_more};
 use crate::sys::{self, peek};
+use rustix::net::{recv, RecvFlags};
 use serde_json::{json, Value};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -220,7 +221,7 @@ impl Egress {
                 if self.watch_client(id, &mut connection).is_err() {
                     return reset(&connection.client);
                 }
-                if self.watch_item(server.as_raw_fd(), id, 1).is_ok() {
+                if self.watch_item(&server, id, 1).is_ok() {
                     connection.server = Some(server);
                     connection.dialled = Some(address);
                     connection.deadline = Some(Instant::now() + DIAL_PATIENCE);
@@ -233,7 +234,7 @@ impl Egress {
 
     fn watch_client(&self, id: u64, connection: &mut Connection) -> sys::Result<()> {
         if !connection.watched {
-            self.watch_item(connection.client.as_raw_fd(), id, 0)?;
+            self.watch_item(&connection.client, id, 0)?;
             connection.watched = true;
         }
         Ok(())
@@ -247,9 +248,10 @@ impl Egress {
             }
             State::Refused => self.refused_step(id, connection),
             State::Dialling(_) => {
-                let fd = connection.server.as_ref().map_or(-1, |s| s.as_raw_fd());
                 let at = connection.dialled.unwrap_or_else(|| connection.wanted.ip());
-                match connected(fd, SocketAddr::new(at, connection.wanted.port())) {
+                let to = SocketAddr::new(at, connection.wanted.port());
+                let server = connection.server.as_ref().ok_or(libc::EBADF);
+                match server.and_then(|server| connected(server, to)) {
                     Ok(false) => {
                         self.items.insert(id, Item::Connection(connection));
                     }
@@ -310,13 +312,12 @@ impl Egress {
             None => {
                 self.items.insert(id, Item::Connection(connection));
             }
-            Some(First::More) if !sends_no_more(fd) => {
+            Some(First::More) if !sends_no_more(&connection.client) => {
                 self.items.insert(id, Item::Connection(connection));
             }
             Some(First::Http(_) | First::Unclear) if !hello::is_tls_record(buffer[0]) => {
                 // Read it, or closing would reset the connection before the answer is read.
-                // SAFETY: the buffer has the given length.
-                unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
+                let _read = recv(&connection.client, buffer, RecvFlags::empty());
                 let _ = sys::write_all(fd, forbidden(&connection).as_bytes());
             }
             Some(_) => reset(&connection.client),
@@ -380,7 +381,7 @@ fn first_bytes(connection: &Connection, buffer: &mut [u8]) -> Passage {
         return Passage::Open(First::Nothing);
     }
     match hello::look(bytes) {
-        First::More if sends_no_more(connection.client.as_raw_fd()) => Passage::Closed(UNCLEAR),
+        First::More if sends_no_more(&connection.client) => Passage::Closed(UNCLEAR),
         First::More => Passage::Waits,
         First::Unclear => Passage::Closed(UNCLEAR),
         First::Tls(Some(host)) | First::Http(Some(host))

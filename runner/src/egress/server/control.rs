@@ -6,7 +6,9 @@ use crate::inspect::{wipe_value, Inspector};
 use crate::limits::{Allowance, Limits};
 use crate::rules::{verdict, Destination, Rules};
 use crate::sockets::{is_closed, reset};
-use crate::sys::{self, check};
+use crate::sys;
+use rustix::io::Errno;
+use rustix::net::{recv, RecvFlags};
 use serde_json::{json, Value};
 use std::os::unix::io::{AsRawFd, OwnedFd};
 
@@ -15,10 +17,8 @@ const MAX_CONTROL: usize = 4 << 20;
 impl Egress {
     pub(super) fn accept_control(&mut self) {
         if let Ok(fd) = sys::accept(self.sockets.control.as_raw_fd()) {
-            let raw = fd.as_raw_fd();
-            let id = self.add(Item::Control(fd, Vec::new()));
-            if self.watch_item(raw, id, 0).is_err() {
-                self.items.remove(&id);
+            if self.watch_item(&fd, self.next, 0).is_ok() {
+                self.add(Item::Control(fd, Vec::new()));
             }
         }
     }
@@ -27,19 +27,16 @@ impl Egress {
     pub(super) fn control(&mut self, id: u64, fd: OwnedFd, mut text: Vec<u8>) {
         let mut buffer = [0u8; 16 << 10];
         loop {
-            // SAFETY: the buffer has the given length.
-            let n =
-                unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-            match check(n as libc::c_int) {
-                Ok(n) if n > 0 && text.len() < MAX_CONTROL => {
-                    text.extend_from_slice(&buffer[..n as usize]);
+            match recv(&fd, &mut buffer, RecvFlags::empty()) {
+                Ok((n, _)) if n > 0 && text.len() < MAX_CONTROL => {
+                    text.extend_from_slice(&buffer[..n]);
                 }
-                Err(libc::EAGAIN) => break,
+                Err(Errno::AGAIN) => break,
                 _ => return,
             }
             if text.ends_with(b"\n") {
                 // The sender gave up while this process was frozen, so the command must not be applied.
-                if is_closed(fd.as_raw_fd()) {
+                if is_closed(&fd) {
                     text.fill(0);
                     return;
                 }

@@ -6,7 +6,6 @@ use crate::resolver::{Found, Lookup};
 use crate::sockets::{receive_from, send_to};
 use serde_json::json;
 use std::net::SocketAddr;
-use std::os::unix::io::AsRawFd;
 use std::time::{Duration, Instant};
 
 const DNS_PORT: u16 = 53;
@@ -20,7 +19,7 @@ impl Egress {
     pub(super) fn read_questions(&mut self) {
         let mut buffer = [0u8; 512];
         for _ in 0..64 {
-            let (n, from) = match receive_from(self.sockets.dns.as_raw_fd(), &mut buffer) {
+            let (n, from) = match receive_from(&self.sockets.dns, &mut buffer) {
                 Some(got) => got,
                 None => return,
             };
@@ -76,9 +75,8 @@ impl Egress {
         }
         match Lookup::start(name, &self.config.servers, now) {
             Some(lookup) => {
-                let fd = lookup.fd();
-                let id = self.add(Item::Lookup(lookup, vec![waiter]));
-                let _ = self.watch_item(fd, id, 0);
+                let _ = self.watch_item(lookup.fd(), self.next, 0);
+                self.add(Item::Lookup(lookup, vec![waiter]));
             }
             None => self.looked_up(name, Found::Failed, vec![waiter]),
         }
@@ -169,6 +167,6 @@ impl Egress {
     }
 
     fn reply(&self, message: &[u8], to: SocketAddr) {
-        send_to(self.sockets.dns.as_raw_fd(), message, to);
+        send_to(&self.sockets.dns, message, to);
     }
 }

@@ -164,7 +164,7 @@ impl Egress {
                 Some(trouble) => Some(&trouble[..]),
                 None if inspection.handshaking() => Some(NO_HANDSHAKE),
                 // The client has the whole answer; it only keeps its end open.
-                None if inspection.has_ended() && !delivers(connection.client.as_raw_fd()) => None,
+                None if inspection.has_ended() && !delivers(&connection.client) => None,
                 None => Some(IDLE),
             },
             _ => Some(IDLE),

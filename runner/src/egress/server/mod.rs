@@ -21,12 +21,15 @@ use crate::relay::{Direction, Pipes};
 use crate::resolver::Lookup;
 use crate::rules::Verdict;
 use crate::sockets::{delivers, reset};
-use crate::sys::{self, check, pass_at_once, Result};
+use crate::sys::{pass_at_once, plain, Result};
 use inspected_connections::ENDING_PATIENCE;
+use rustix::buffer::spare_capacity;
+use rustix::event::{epoll, Timespec};
+use rustix::io::Errno;
 use serde_json::json;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::io::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 const TCP4: u64 = 0;
@@ -132,8 +135,7 @@ pub struct Egress {
 
 impl Egress {
     pub fn new(config: Config, sockets: Sockets, records: Records) -> Result<Egress> {
-        // SAFETY: plain system call.
-        let epoll = sys::own(check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?);
+        let epoll = plain(epoll::create(epoll::CreateFlags::CLOEXEC))?;
         let (limits, now) = (&config.limits, Instant::now());
         let mut outward = Meter::new(limits.bytes_out, limits.bandwidth_bps, now);
         let mut inward = Meter::new(limits.bytes_in, limits.bandwidth_bps, now);
@@ -174,7 +176,7 @@ impl Egress {
             (Some(&s.life), LIFE),
         ] {
             if let Some(fd) = fd {
-                egress.watch(fd.as_raw_fd(), token, libc::EPOLLIN as u32)?;
+                egress.watch(fd, token, epoll::EventFlags::IN)?;
             }
         }
         Ok(egress)
@@ -182,24 +184,23 @@ impl Egress {
 
     /// Serve until the sandbox ends.
     pub fn run(mut self) -> Result<()> {
-        // SAFETY: all-zero events are valid values to be filled in.
-        let mut events: [libc::epoll_event; 64] = unsafe { std::mem::zeroed() };
+        let mut events = Vec::with_capacity(64);
         loop {
             let wait = if !self.busy.is_empty() {
-                0
+                Some(Duration::ZERO)
             } else if !self.throttled.is_empty() {
-                REFILL.as_millis() as libc::c_int
+                Some(REFILL)
             } else if self.holding {
-                LOOK_EVERY.as_millis() as libc::c_int
+                Some(LOOK_EVERY)
             } else if self.items.is_empty() {
-                -1
+                None
             } else {
-                TICK.as_millis() as libc::c_int
+                Some(TICK)
             };
-            let n = self.wait(&mut events, wait)?;
+            self.wait(&mut events, wait)?;
             let mut last = 0;
-            for event in &events[..n] {
-                let token = event.u64;
+            for event in &events {
+                let token = event.data.u64();
                 match token {
                     TCP4 => self.accept(true),
                     TCP6 => self.accept(false),
@@ -225,29 +226,29 @@ impl Egress {
 
     /// Wait for events. Records are written when there is nothing else to do, so that connections do not
     /// wait for the disk; and after a while in any case.
-    fn wait(&mut self, events: &mut [libc::epoll_event], most: libc::c_int) -> Result<usize> {
+    fn wait(&mut self, events: &mut Vec<epoll::Event>, most: Option<Duration>) -> Result<()> {
         if self.records.is_pending() {
-            let found = self.poll(events, 0)?;
-            if found == 0 || self.flushed.elapsed() > FLUSH_EVERY {
+            self.poll(events, Some(Duration::ZERO))?;
+            if events.is_empty() || self.flushed.elapsed() > FLUSH_EVERY {
                 self.flushed = Instant::now();
                 self.records.flush();
             }
-            if found > 0 {
-                return Ok(found);
+            if !events.is_empty() {
+                return Ok(());
             }
         }
         self.poll(events, most)
     }
 
-    fn poll(&self, events: &mut [libc::epoll_event], most: libc::c_int) -> Result<usize> {
-        let room = events.len() as libc::c_int;
-        // SAFETY: the array has the given length.
-        let n =
-            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), room, most) };
-        match check(n) {
-            Ok(n) => Ok(n as usize),
-            Err(libc::EINTR) => Ok(0),
-            Err(errno) => Err(errno),
+    fn poll(&self, events: &mut Vec<epoll::Event>, most: Option<Duration>) -> Result<()> {
+        events.clear();
+        let most = most.map(|most| Timespec {
+            tv_sec: 0,
+            tv_nsec: most.subsec_nanos().into(),
+        });
+        match epoll::wait(&self.epoll, spare_capacity(events), most.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.raw_os_error()),
         }
     }
 
@@ -259,25 +260,20 @@ impl Egress {
         self.records.flush();
     }
 
-    fn watch(&self, fd: RawFd, token: u64, events: u32) -> Result<()> {
-        let mut event = libc::epoll_event { events, u64: token };
-        // SAFETY: `event` is a filled-in epoll_event.
-        let added =
-            unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) };
-        check(added).map(|_| ())
+    fn watch(&self, fd: impl AsFd, token: u64, events: epoll::EventFlags) -> Result<()> {
+        let token = epoll::EventData::new_u64(token);
+        plain(epoll::add(&self.epoll, fd, token, events))
     }
 
     /// Tokens are the id and one bit for the side.
-    fn watch_item(&self, fd: RawFd, id: u64, side: u64) -> Result<()> {
-        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
-        self.watch(fd, id << 1 | side, events as u32)
+    fn watch_item(&self, fd: impl AsFd, id: u64, side: u64) -> Result<()> {
+        use epoll::EventFlags as On;
+        self.watch(fd, id << 1 | side, On::IN | On::OUT | On::RDHUP | On::ET)
     }
 
-    fn add(&mut self, item: Item) -> u64 {
-        let id = self.next;
+    fn add(&mut self, item: Item) {
+        self.items.insert(self.next, item);
         self.next += 1;
-        self.items.insert(id, item);
-        id
     }
 
     fn event(&mut self, id: u64) {
@@ -366,7 +362,7 @@ impl Egress {
                     // Its client reads slowly: the kernel still has a part of the last answer.
                     State::Inspecting(ref inspection)
                         if inspection.has_ended()
-                            && delivers(connection.client.as_raw_fd())
+                            && delivers(&connection.client)
                             && now.duration_since(connection.active) <= idle =>
                     {
                         connection.deadline = Some(now + ENDING_PATIENCE);

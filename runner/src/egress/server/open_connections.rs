@@ -6,8 +6,10 @@ use crate::http::{Next, UNCLEAR};
 use crate::limits::Room;
 use crate::relay::Moved;
 use crate::sockets::{reset, sends_no_more};
-use crate::sys::{self, peek, Result};
-use std::os::unix::io::AsRawFd;
+use crate::sys::{peek, Result};
+use rustix::io::Errno;
+use rustix::net::{recv, RecvFlags};
+use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
 /// How many requests of one connection are checked in one turn.
@@ -90,7 +92,7 @@ impl Egress {
                 }
             }
             let (server, up) = match (&c.server, &mut c.up) {
-                (Some(server), Some(up)) => (server.as_raw_fd(), up),
+                (Some(server), Some(up)) => (server, up),
                 _ => return Ok(Flow::Done),
             };
             let passes = if c.requests.is_some() {
@@ -105,7 +107,7 @@ impl Egress {
                 0
             };
             let before = up.bytes;
-            let client = c.client.as_raw_fd();
+            let client = &c.client;
             let mut moved = up.step(client, server, most, &mut self.pipes)?;
             if moved == Moved::Held && room == Room::Never && has_ended(client) {
                 moved = up.step(client, server, 1, &mut self.pipes)?;
@@ -118,7 +120,7 @@ impl Egress {
                 moved => {
                     let now_room = self.outward.room(now, self.throttled.len());
                     let rule = self.outward.rule("limit:bytes_out");
-                    return Ok(flow(moved, now_room, c.client.as_raw_fd(), rule));
+                    return Ok(flow(moved, now_room, client, rule));
                 }
             }
         }
@@ -127,13 +129,13 @@ impl Egress {
 
     fn inwards(&mut self, c: &mut Connection, now: Instant) -> Result<Flow> {
         let (server, down) = match (&c.server, &mut c.down) {
-            (Some(server), Some(down)) => (server.as_raw_fd(), down),
+            (Some(server), Some(down)) => (server, down),
             _ => return Ok(Flow::Done),
         };
         let mut answered = false;
         if let Some(requests) = c.requests.as_mut().filter(|r| r.waits_for_answer()) {
             let mut buffer = [0u8; 16];
-            match peek(server, &mut buffer).map(|bytes| requests.answered(bytes)) {
+            match peek(server.as_raw_fd(), &mut buffer).map(|bytes| requests.answered(bytes)) {
                 Some(Some(())) => answered = true,
                 _ => return Ok(Flow::Idle),
             }
@@ -141,7 +143,7 @@ impl Egress {
         let room = self.inward.room(now, self.throttled.len());
         let most = if let Room::Bytes(n) = room { n } else { 0 };
         let before = down.bytes;
-        let client = c.client.as_raw_fd();
+        let client = &c.client;
         let mut moved = down.step(server, client, most, &mut self.pipes)?;
         if moved == Moved::Held && room == Room::Never && has_ended(server) {
             moved = down.step(server, client, 1, &mut self.pipes)?;
@@ -170,14 +172,14 @@ fn next_request(c: &mut Connection, buffer: &mut [u8], now: Instant) -> Option<F
         (Some(requests), Some(name)) => (requests, name),
         _ => return None,
     };
-    let bytes = match peek(c.client.as_raw_fd(), buffer) {
-        None if sys::errno() == libc::EAGAIN => return Some(Flow::Idle),
-        None | Some([]) => {
+    let bytes = match recv(&c.client, &mut *buffer, RecvFlags::PEEK) {
+        Err(Errno::AGAIN) => return Some(Flow::Idle),
+        Err(_) | Ok((0, _)) => {
             // Its end may pass, and its failure is found by the next step.
             c.passes = 1;
             return None;
         }
-        Some(bytes) => bytes,
+        Ok((count, _)) => &buffer[..count],
     };
     match requests.look(bytes, name, c.wanted.port()) {
         Next::Pass(n) => {
@@ -186,7 +188,7 @@ fn next_request(c: &mut Connection, buffer: &mut [u8], now: Instant) -> Option<F
         }
         Next::Open => c.requests = None,
         Next::Answer => return Some(Flow::Idle),
-        Next::More if sends_no_more(c.client.as_raw_fd()) => return Some(Flow::Refused(UNCLEAR)),
+        Next::More if sends_no_more(&c.client) => return Some(Flow::Refused(UNCLEAR)),
         Next::More => {
             c.deadline.get_or_insert(now + HELLO_PATIENCE);
             return Some(Flow::Idle);
@@ -197,14 +199,14 @@ fn next_request(c: &mut Connection, buffer: &mut [u8], now: Instant) -> Option<F
 }
 
 /// `room` is what is left after the step, `source` where the bytes come from.
-fn flow(moved: Moved, room: Room, source: i32, rule: &'static str) -> Flow {
+fn flow(moved: Moved, room: Room, source: &OwnedFd, rule: &'static str) -> Flow {
     match (moved, room) {
         (Moved::Idle, _) => Flow::Idle,
         (Moved::Busy, _) => Flow::Busy,
         (Moved::Done, _) => Flow::Done,
         (Moved::Held, Room::Bytes(_)) => Flow::Busy,
         (Moved::Held, Room::Later) => Flow::Throttled,
-        (Moved::Held, Room::Never) => match peek(source, &mut [0u8; 1]) {
+        (Moved::Held, Room::Never) => match peek(source.as_raw_fd(), &mut [0u8; 1]) {
             // Nothing more came until now.
             None => Flow::Idle,
             Some([]) => Flow::Busy,
@@ -213,6 +215,6 @@ fn flow(moved: Moved, room: Room, source: i32, rule: &'static str) -> Flow {
     }
 }
 
-fn has_ended(source: i32) -> bool {
-    peek(source, &mut [0u8; 1]).is_some_and(|bytes| bytes.is_empty())
+fn has_ended(source: &OwnedFd) -> bool {
+    peek(source.as_raw_fd(), &mut [0u8; 1]).is_some_and(|bytes| bytes.is_empty())
 }
