@@ -81,15 +81,13 @@ pub fn look(at_rest: HashSet<i32>, gate: Option<u16>) -> Signs {
         .filter_map(|path| sys::read_file(path, MAX_TABLE).ok())
         .map(|table| established(&table, gate))
         .sum();
-    // SAFETY: sysconf only reads constants.
-    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as u64;
     Signs {
         requested: false,
         children,
         connections,
         cpu: Some(Cpu {
             ticks,
-            tick_ns: 1_000_000_000 / per_second,
+            tick_ns: 1_000_000_000 / processes::constant(libc::_SC_CLK_TCK),
         }),
     }
 }

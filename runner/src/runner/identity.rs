@@ -6,7 +6,15 @@
 //! sets or, where the user is root inside (`--user-capabilities`), exactly the given ones: it may then
 //! signal supervisors, and never the runner, which is the first process and which the kernel protects.
 
-use crate::sys::{self, Capabilities, Errno};
+use crate::sys::{self, plain, Capabilities, Errno};
+use rustix::fs::Mode;
+use rustix::process::{
+    geteuid, getgid, getgroups, getuid, set_dumpable_behavior, umask, DumpableBehavior, Gid, Uid,
+};
+use rustix::thread::{
+    clear_ambient_capability_set, remove_capability_from_bounding_set, set_keep_capabilities,
+    set_thread_groups, set_thread_res_gid, set_thread_res_uid, CapabilitySet,
+};
 
 const CAP_KILL: u32 = 5;
 const CAP_SETGID: u32 = 6;
@@ -15,7 +23,7 @@ const CAP_SETPCAP: u32 = 8;
 /// Capabilities that the runner itself needs.
 const WANTED: u64 = 1 << CAP_KILL | 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_SETPCAP;
 /// Above any capability that exists; PR_CAPBSET_DROP answers EINVAL for the first unknown one.
-const CAP_END: libc::c_ulong = 64;
+const CAP_END: u32 = 64;
 const KEEP: libc::uid_t = libc::uid_t::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,64 +61,66 @@ fn just(bits: u64) -> Capabilities {
     }
 }
 
-fn clear_ambient() {
-    // SAFETY: prctl with integers; a kernel without ambient sets has none to clear.
-    unsafe {
-        libc::prctl(
-            libc::PR_CAP_AMBIENT,
-            libc::PR_CAP_AMBIENT_CLEAR_ALL,
-            0,
-            0,
-            0,
-        )
-    };
+/// Change the real, the effective and the saved uid; `KEEP` leaves one as it is. It is a call for one
+/// thread, and the runner has one.
+fn set_uids(real: u32, effective: u32, saved: u32) -> Result<(), Errno> {
+    let [real, effective, saved] = [real, effective, saved].map(Uid::from_raw_unchecked);
+    plain(set_thread_res_uid(real, effective, saved))
+}
+
+/// Change the real, the effective and the saved gid, in the same way.
+fn set_gids(real: u32, effective: u32, saved: u32) -> Result<(), Errno> {
+    let [real, effective, saved] = [real, effective, saved].map(Gid::from_raw_unchecked);
+    plain(set_thread_res_gid(real, effective, saved))
+}
+
+fn set_groups(groups: &[u32]) -> Result<(), Errno> {
+    let groups = groups.iter().copied().map(Gid::from_raw_unchecked);
+    plain(set_thread_groups(&groups.collect::<Vec<_>>()))
+}
+
+fn forbid_dumps() -> Result<(), Errno> {
+    plain(set_dumpable_behavior(DumpableBehavior::NotDumpable))
 }
 
 /// Change from root to the runner's own id, keeping only the capabilities that it needs and those of
 /// `kept`. For kernels without ambient capabilities, where a program that is not root would start
 /// without any.
 pub fn step_down(ids: Ids, kept: u64) -> Result<(), Errno> {
-    // SAFETY: plain credential calls, each checked.
-    unsafe {
-        sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
-        sys::check(libc::setgroups(0, std::ptr::null()))?;
-        sys::check(libc::setresgid(ids.gid, ids.gid, ids.gid))?;
-        sys::check(libc::setresuid(ids.uid, ids.uid, ids.uid))?;
-    }
+    plain(set_keep_capabilities(true))?;
+    set_groups(&[])?;
+    set_gids(ids.gid, ids.gid, ids.gid)?;
+    set_uids(ids.uid, ids.uid, ids.uid)?;
     keep_only(kept)
 }
 
 /// Change to another user and its groups, the first of which is the main one; capabilities go with it.
 pub fn become_user(uid: u32, groups: &[u32]) -> Result<(), Errno> {
-    // SAFETY: plain credential calls, each checked.
-    unsafe {
-        sys::check(libc::setgroups(groups.len(), groups.as_ptr()))?;
-        sys::check(libc::setresgid(groups[0], groups[0], groups[0]))?;
-        sys::check(libc::setresuid(uid, uid, uid))
-    }?;
-    Ok(())
+    set_groups(groups)?;
+    set_gids(groups[0], groups[0], groups[0])?;
+    set_uids(uid, uid, uid)
 }
 
 /// Reduce our capabilities. What the user keeps must be ours to give, and lets us access files as the
 /// user would.
 fn keep_only(kept: u64) -> Result<(), Errno> {
     let permitted = sys::capabilities()?.permitted & (WANTED | kept);
-    clear_ambient();
+    // A kernel without ambient sets has none to clear.
+    let _cleared = clear_ambient_capability_set();
     sys::set_capabilities(just(permitted))
 }
 
 impl Identity {
     pub fn current(user: Option<Ids>, kept: u64) -> Identity {
-        // SAFETY: these calls only read or set process attributes.
-        let (uid, gid, umask) = unsafe { (libc::getuid(), libc::getgid(), libc::umask(0)) };
-        // SAFETY: an id that does not exist changes nothing, and the present one is answered.
-        let effective_ids = unsafe { libc::setfsuid(KEEP) } < 0;
         Identity {
-            own: Ids { uid, gid },
+            own: Ids {
+                uid: getuid().as_raw(),
+                gid: getgid().as_raw(),
+            },
             user,
             kept,
-            umask,
-            effective_ids,
+            umask: umask(Mode::empty()).as_raw_mode(),
+            effective_ids: file_uid() < 0,
         }
     }
 
@@ -136,9 +146,8 @@ impl Identity {
     /// has to do it again; we ourselves exec nothing and lose nothing by it.
     fn bound(&self, user: Ids) -> Result<(), Errno> {
         for cap in (0..CAP_END).filter(|cap| self.kept >> cap & 1 == 0) {
-            // SAFETY: prctl with integers.
-            let rc = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) };
-            match sys::check(rc) {
+            let cap_bit = CapabilitySet::from_bits_retain(1 << cap);
+            match plain(remove_capability_from_bounding_set(cap_bit)) {
                 Ok(_) => {}
                 Err(libc::EINVAL) if cap > 0 => break,
                 // Already the user, with nothing to drop and no capability to do so: no_new_privs
@@ -151,18 +160,18 @@ impl Identity {
     }
 
     fn files_as(&self, uid: u32, gid: u32) {
+        if self.effective_ids {
+            let _unchanged = set_gids(KEEP, gid, KEEP);
+            let _unchanged = set_uids(KEEP, uid, KEEP);
+            let _unchanged = forbid_dumps();
+            // Leaving the effective id 0 makes every capability ineffective.
+            let _unchanged = sys::raise_permitted();
+            return;
+        }
         // SAFETY: these calls only change how this thread is seen by file systems.
         unsafe {
-            if self.effective_ids {
-                libc::setresgid(KEEP, gid, KEEP);
-                libc::setresuid(KEEP, uid, KEEP);
-                libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-                // Leaving the effective id 0 makes every capability ineffective.
-                let _unchanged = sys::raise_permitted();
-            } else {
-                libc::setfsgid(gid);
-                libc::setfsuid(uid);
-            }
+            libc::setfsgid(gid);
+            libc::setfsuid(uid);
         }
     }
 
@@ -185,13 +194,11 @@ impl Identity {
     pub fn as_other<T>(&self, other: &OtherUser, work: impl FnOnce() -> T) -> Result<T, Errno> {
         let user = self.user.ok_or(libc::EPERM)?;
         let sets = sys::capabilities()?;
-        // SAFETY: the list is as long as we say.
-        sys::check(unsafe { libc::setgroups(other.groups.len(), other.groups.as_ptr()) })?;
+        set_groups(&other.groups)?;
         self.files_as(other.uid, other.groups[0]);
         let done = self.check_other(other.uid, sets).map(|()| work());
         self.files_as(user.uid, user.gid);
-        // SAFETY: an empty list needs no pointer.
-        let alone = unsafe { libc::setgroups(0, std::ptr::null()) } == 0;
+        let alone = set_groups(&[]).is_ok();
         if !alone || self.file_uid() != user.uid || sys::set_capabilities(sets).is_err() {
             // Every later verb would have the ids of another user.
             std::process::abort();
@@ -213,12 +220,10 @@ impl Identity {
     }
 
     fn file_uid(&self) -> u32 {
-        if self.effective_ids {
-            // SAFETY: geteuid only reads.
-            return unsafe { libc::geteuid() };
+        match self.effective_ids {
+            true => geteuid().as_raw(),
+            false => file_uid() as u32,
         }
-        // SAFETY: an id that does not exist changes nothing, and the present one is answered.
-        unsafe { libc::setfsuid(KEEP) as u32 }
     }
 
     /// Run `work` as the owner of our process's files in /proc, which a dumpable process has.
@@ -233,12 +238,10 @@ impl Identity {
     /// way round.
     pub fn become_supervisor(&self) {
         if let Some(user) = self.user.filter(|user| user.uid != self.own.uid) {
-            // SAFETY: plain credential calls; a failure leaves us as we were, with CAP_KILL if we had it.
-            unsafe {
-                libc::setresgid(KEEP, user.gid, KEEP);
-                libc::setresuid(KEEP, user.uid, KEEP);
-                libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-            }
+            // A failure leaves us as we were, with CAP_KILL if we had it.
+            let _unchanged = set_gids(KEEP, user.gid, KEEP);
+            let _unchanged = set_uids(KEEP, user.uid, KEEP);
+            let _unchanged = forbid_dumps();
         }
     }
 
@@ -247,16 +250,13 @@ impl Identity {
         // Where effective ids replace those for files, the runner's are the user's as well.
         let differs = |user: &Ids| user.uid != self.own.uid && !self.effective_ids;
         if self.user.filter(differs).is_some() {
-            // SAFETY: plain credential calls, each checked.
-            unsafe {
-                // Where the user is root, none of our ids is root afterwards, and that would drop all
-                // capabilities.
-                sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0))?;
-                sys::check(libc::setresuid(KEEP, self.own.uid, KEEP))?;
-                sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 0, 0, 0, 0))?;
-                sys::check(libc::setresgid(KEEP, self.own.gid, KEEP))?;
-                sys::check(libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0))?;
-            }
+            // Where the user is root, none of our ids is root afterwards, and that would drop all
+            // capabilities.
+            plain(set_keep_capabilities(true))?;
+            set_uids(KEEP, self.own.uid, KEEP)?;
+            plain(set_keep_capabilities(false))?;
+            set_gids(KEEP, self.own.gid, KEEP)?;
+            forbid_dumps()?;
             sys::raise_permitted()?;
         }
         Ok(())
@@ -265,17 +265,12 @@ impl Identity {
     /// In a child that is about to exec the user's program: become the user. Every step must succeed.
     pub fn become_user(&self) -> Result<(), Errno> {
         if let Some(user) = self.user {
-            // SAFETY: plain credential calls, each checked.
-            unsafe {
-                sys::check(libc::setresgid(user.gid, user.gid, user.gid))?;
-                sys::check(libc::setresuid(user.uid, user.uid, user.uid))?;
-            }
+            set_gids(user.gid, user.gid, user.gid)?;
+            set_uids(user.uid, user.uid, user.uid)?;
             sys::set_capabilities(just(self.kept))?;
         }
-        // SAFETY: prctl with integers.
-        sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
-        // SAFETY: umask cannot fail.
-        unsafe { libc::umask(self.umask) };
+        sys::no_new_privileges()?;
+        umask(Mode::from_raw_mode(self.umask));
         Ok(())
     }
 }
@@ -283,19 +278,16 @@ impl Identity {
 /// A user namespace whose gid map was written without privilege forbids setgroups for good. Then the
 /// groups are unmapped and have no effect inside; that is the one case we accept.
 fn drop_groups() -> Result<(), Errno> {
-    // SAFETY: an empty list needs no pointer.
-    match sys::check(unsafe { libc::setgroups(0, std::ptr::null()) }) {
-        Ok(_) => Ok(()),
-        Err(errno) => {
-            // SAFETY: asks only for the number of groups.
-            let none = unsafe { libc::getgroups(0, std::ptr::null_mut()) } == 0;
-            let denied = sys::read_file(b"/proc/self/setgroups", 16)
-                .is_ok_and(|text| text.starts_with(b"deny"));
-            if none || denied {
-                Ok(())
-            } else {
-                Err(errno)
-            }
-        }
-    }
+    set_groups(&[]).or_else(|errno| {
+        let none = getgroups().is_ok_and(|groups| groups.is_empty());
+        let denied =
+            sys::read_file(b"/proc/self/setgroups", 16).is_ok_and(|text| text.starts_with(b"deny"));
+        (none || denied).then_some(()).ok_or(errno)
+    })
+}
+
+/// Return the uid of this thread for files; negative where there is none.
+fn file_uid() -> i32 {
+    // SAFETY: an id that does not exist changes nothing, and the present one is answered.
+    unsafe { libc::setfsuid(KEEP) }
 }

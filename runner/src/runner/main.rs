@@ -27,11 +27,18 @@ mod wire;
 
 use context::Config;
 use identity::{Identity, Ids};
-use sandkasten_runner::{sys, tar};
+use rustix::process::{
+    chdir, set_child_subreaper, set_dumpable_behavior, setrlimit, DumpableBehavior, Pid, Resource,
+    Rlimit,
+};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+use sandkasten_runner::sys::{self, plain};
+use sandkasten_runner::tar;
 use server::{Listen, Server};
 use shell::files;
 use std::borrow::Cow;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::fs::{set_permissions, Permissions};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
@@ -344,7 +351,7 @@ fn run(options: Options) -> Result<i32, StartError> {
     server.listen(listen).map_err(failed_to("cannot listen"))?;
     if !options.stdio {
         // Until now the caller could read on stderr why we cannot start.
-        open_null_as(2).map_err(failed_to("no /dev/null"))?;
+        open_null_as(|null| dup2_stderr(null))?;
     }
     if let Some(ready) = ready {
         let _unread = sys::write_all(ready.as_raw_fd(), b"1");
@@ -355,10 +362,10 @@ fn run(options: Options) -> Result<i32, StartError> {
     Ok(code)
 }
 
-fn open_null_as(fd: RawFd) -> Result<(), sys::Errno> {
-    let null = sys::open(b"/dev/null", libc::O_RDWR, 0)?;
-    // SAFETY: replaces a standard descriptor by /dev/null.
-    sys::check(unsafe { libc::dup2(null.as_raw_fd(), fd) }).map(|_| ())
+fn open_null_as(place: fn(&OwnedFd) -> rustix::io::Result<()>) -> Result<(), StartError> {
+    let null = sys::open(b"/dev/null", libc::O_RDWR, 0);
+    null.and_then(|null| plain(place(&null)))
+        .map_err(failed_to("no /dev/null"))
 }
 
 /// Keep the given descriptors, close every other one, and put /dev/null on stdin and stdout.
@@ -392,41 +399,35 @@ fn take_descriptors(options: &Options) -> Result<(Listen, Option<OwnedFd>), Star
     }
     sys::close_from(next);
     // Stderr stays open while we may fail to start, and with --stdio for a last message.
-    for fd in [0, 1] {
-        open_null_as(fd).map_err(failed_to("no /dev/null"))?;
-    }
+    open_null_as(|null| dup2_stdin(null))?;
+    open_null_as(|null| dup2_stdout(null))?;
     Ok((listen, ready))
 }
 
 /// Keep processes with our id from reading our memory, and write no core dump.
 fn forbid_dumps() {
-    let none = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
     };
-    // SAFETY: only attributes of this process.
-    unsafe {
-        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        libc::setrlimit(libc::RLIMIT_CORE, &none);
-    }
+    let _done = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let _done = setrlimit(Resource::Core, none);
 }
 
 fn prepare_process() -> Result<(), StartError> {
     forbid_dumps();
-    // SAFETY: only attributes of this process; mallopt takes integers.
-    unsafe {
-        // Also where we are not the first process: orphans of our commands are reparented to us.
-        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-        // Large buffers go back to the kernel at once, so that an idle runner stays small.
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
-        sys::check(libc::chdir(c"/".as_ptr())).map_err(failed_to("cannot enter /"))?;
-    }
-    Ok(())
+    // Also where we are not the first process: orphans of our commands are reparented to us.
+    let _reaper = set_child_subreaper(Some(Pid::INIT));
+    // Large buffers go back to the kernel at once, so that an idle runner stays small.
+    // SAFETY: takes integers, and no other thread allocates meanwhile.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10) };
+    plain(chdir("/")).map_err(failed_to("cannot enter /"))
 }
 
 /// Block every signal, so that none ends us; children get the defaults back before they exec.
 fn block_signals() -> Result<OwnedFd, sys::Errno> {
-    // SAFETY: zeroed sets are initialised by sigfillset and sigemptyset before they are used.
+    // SAFETY: the buffer is as large as the kernel's structure, and the zeroed set is initialised by
+    // sigfillset before it is used.
     unsafe {
         // By system call: libc keeps two signals for itself and would not reset them, though we may
         // have inherited them ignored. All zeros is the default action on every architecture.
@@ -444,12 +445,8 @@ fn block_signals() -> Result<OwnedFd, sys::Errno> {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut all);
         libc::sigprocmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
-        let mut child: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut child);
-        libc::sigaddset(&mut child, libc::SIGCHLD);
-        let fd = libc::signalfd(-1, &child, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        sys::check(fd).map(sys::own)
     }
+    processes::child_signals()
 }
 
 /// Make the directory for the files of shells: searchable by the user, writable only by us.
@@ -463,8 +460,8 @@ fn make_state_dir(given: Option<Vec<u8>>, identity: &Identity) -> Result<Vec<u8>
         other => other,
     });
     made.map_err(failed_to("cannot make the state directory"))?;
-    let searchable = sys::c_string(&path).map_err(failed_to("bad state directory"))?;
-    // SAFETY: `searchable` is NUL-terminated. Not ours to change: then it must fit already.
-    unsafe { libc::chmod(searchable.as_ptr(), 0o711) };
+    let searchable = Permissions::from_mode(0o711);
+    // Not ours to change: then it must fit already.
+    let _fits = set_permissions(OsStr::from_bytes(&path), searchable);
     Ok(path)
 }

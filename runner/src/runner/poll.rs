@@ -1,6 +1,9 @@
 //! epoll, with tokens that are never used twice: an event for a closed descriptor finds no source.
 
-use crate::sys::{self, Errno};
+use crate::sys::{self, plain, Errno};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::event::Timespec;
 use std::collections::HashMap;
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
@@ -18,8 +21,8 @@ pub enum Source {
     ShellAnswer(u64),
 }
 
-pub const READ: u32 = libc::EPOLLIN as u32;
-pub const WRITE: u32 = libc::EPOLLOUT as u32;
+pub const READ: u32 = EventFlags::IN.bits();
+pub const WRITE: u32 = EventFlags::OUT.bits();
 
 pub struct Ready {
     pub source: Source,
@@ -28,6 +31,8 @@ pub struct Ready {
 
 pub struct Poll {
     epoll: OwnedFd,
+    /// Those of the last wait.
+    events: Vec<Event>,
     sources: HashMap<u64, Source>,
     serial: u64,
     /// epoll_pwait2 takes nanoseconds; older kernels and strict filters do not have it.
@@ -48,10 +53,9 @@ impl Watched {
 
 impl Poll {
     pub fn new() -> Result<Poll, Errno> {
-        // SAFETY: plain system call.
-        let fd = sys::check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         Ok(Poll {
-            epoll: sys::own(fd),
+            epoll: plain(epoll::create(epoll::CreateFlags::CLOEXEC))?,
+            events: Vec::with_capacity(64),
             sources: HashMap::new(),
             serial: 0,
             fine: true,
@@ -66,18 +70,26 @@ impl Poll {
     pub fn add(&mut self, fd: RawFd, source: Source, interest: u32) -> Result<u64, Errno> {
         self.serial += 1;
         let token = self.serial;
-        self.control(libc::EPOLL_CTL_ADD, fd, token, interest)?;
+        let (data, interest) = (
+            EventData::new_u64(token),
+            EventFlags::from_bits_retain(interest),
+        );
+        plain(epoll::add(&self.epoll, sys::borrow(&fd), data, interest))?;
         self.sources.insert(token, source);
         Ok(token)
     }
 
     pub fn change(&mut self, fd: RawFd, token: u64, interest: u32) -> Result<(), Errno> {
-        self.control(libc::EPOLL_CTL_MOD, fd, token, interest)
+        let (data, interest) = (
+            EventData::new_u64(token),
+            EventFlags::from_bits_retain(interest),
+        );
+        plain(epoll::modify(&self.epoll, sys::borrow(&fd), data, interest))
     }
 
     pub fn remove(&mut self, fd: RawFd, token: u64) {
         if self.sources.remove(&token).is_some() {
-            let _already_closed = self.control(libc::EPOLL_CTL_DEL, fd, token, 0);
+            let _already_closed = epoll::delete(&self.epoll, sys::borrow(&fd));
         }
     }
 
@@ -86,72 +98,54 @@ impl Poll {
         watched.fd
     }
 
-    fn control(&self, how: i32, fd: RawFd, token: u64, interest: u32) -> Result<(), Errno> {
-        let mut event = libc::epoll_event {
-            events: interest,
-            u64: token,
-        };
-        // SAFETY: `event` is valid for the call.
-        sys::check(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), how, fd, &mut event) })
-            .map(|_| ())
-    }
-
     /// Wait at most `timeout_ns` (forever if `None`) and put the ready sources into `ready`.
     pub fn wait(&mut self, timeout_ns: Option<u64>, ready: &mut Vec<Ready>) {
         ready.clear();
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-        let count = self.wait_raw(timeout_ns, &mut events);
-        for event in &events[..count] {
-            let (bits, token) = (event.events, event.u64);
-            if let Some(&source) = self.sources.get(&token) {
-                let broken = (libc::EPOLLHUP | libc::EPOLLERR) as u32;
+        self.events.clear();
+        if !(matches!(timeout_ns, Some(1..=20_000_000)) && self.wait_fine(timeout_ns)) {
+            let timeout = timeout_ns.map(|ns| Timespec {
+                tv_sec: (ns / 1_000_000_000).min(60) as i64,
+                tv_nsec: (ns % 1_000_000_000) as i64,
+            });
+            let events = spare_capacity(&mut self.events);
+            let _interrupted = epoll::wait(&self.epoll, events, timeout.as_ref());
+        }
+        for event in &self.events {
+            let (flags, data) = (event.flags, event.data);
+            if let Some(&source) = self.sources.get(&data.u64()) {
                 ready.push(Ready {
                     source,
-                    broken: bits & broken != 0,
+                    broken: flags.intersects(EventFlags::HUP | EventFlags::ERR),
                 });
             }
         }
     }
 
-    fn wait_raw(&mut self, timeout_ns: Option<u64>, events: &mut [libc::epoll_event]) -> usize {
-        let fd = self.epoll.as_raw_fd();
-        if self.fine && matches!(timeout_ns, Some(1..=20_000_000)) {
-            let ns = timeout_ns.unwrap_or(0);
-            let timeout = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: ns as libc::c_long,
-            };
-            // SAFETY: the arrays and the timespec live through the call; no signal mask is given.
-            let rc = unsafe {
-                libc::syscall(
-                    libc::SYS_epoll_pwait2,
-                    fd,
-                    events.as_mut_ptr(),
-                    events.len() as libc::c_int,
-                    &timeout,
-                    std::ptr::null::<libc::sigset_t>(),
-                    0usize,
-                )
-            };
-            if rc >= 0 {
-                return rc as usize;
-            }
-            if sys::errno() == libc::EINTR {
-                return 0;
-            }
-            self.fine = false;
+    /// Wait with nanoseconds, for which rustix would round up. Return false where that is not possible.
+    fn wait_fine(&mut self, timeout_ns: Option<u64>) -> bool {
+        if !self.fine {
+            return false;
         }
-        let ms = match timeout_ns {
-            None => -1,
-            Some(ns) => ns.div_ceil(1_000_000).min(60_000) as libc::c_int,
+        let timeout = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: timeout_ns.unwrap_or(0) as libc::c_long,
         };
-        // SAFETY: `events` is a valid array of the given length.
-        let rc =
-            unsafe { libc::epoll_wait(fd, events.as_mut_ptr(), events.len() as libc::c_int, ms) };
-        if rc < 0 {
-            0
-        } else {
-            rc as usize
-        }
+        // SAFETY: the kernel fills in at most as many events as there is room for, in the layout that
+        // these have; no signal mask is given.
+        let rc = unsafe {
+            let count = libc::syscall(
+                libc::SYS_epoll_pwait2,
+                self.epoll.as_raw_fd(),
+                self.events.as_mut_ptr(),
+                self.events.capacity() as libc::c_int,
+                &timeout,
+                std::ptr::null::<libc::sigset_t>(),
+                0usize,
+            );
+            self.events.set_len(count.max(0) as usize);
+            count
+        };
+        self.fine = rc >= 0 || sys::errno() == libc::EINTR;
+        self.fine
     }
 }

@@ -1,8 +1,13 @@
 //! A byte stream to a port inside the sandbox, for previews where there is no network.
 
-use crate::sys;
+use crate::sys::{self, plain};
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use crate::wire::request::Fields;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::socket_error;
+use rustix::net::{
+    connect, shutdown, socket_with, AddressFamily, Shutdown, SocketFlags, SocketType,
+};
 use serde_json::json;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
@@ -41,14 +46,13 @@ pub fn open(fields: &Fields) -> Result<Box<dyn Handler>, Failure> {
     let address = SocketAddr::new(ip, port);
     let failed = |errno| Failure::from_errno(errno, format!("cannot connect to {address}"));
     let family = match address {
-        SocketAddr::V4(_) => libc::AF_INET,
-        SocketAddr::V6(_) => libc::AF_INET6,
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: plain system call.
-    let socket = sys::check(unsafe { libc::socket(family, kind, 0) });
-    let socket = sys::own(socket.map_err(failed)?);
-    match connect(socket.as_raw_fd(), &address) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, None);
+    let socket = plain(socket).map_err(failed)?;
+    match plain(connect(&socket, &address)) {
         Ok(()) | Err(libc::EINPROGRESS) => {}
         Err(errno) => return Err(failed(errno)),
     }
@@ -67,60 +71,13 @@ pub fn open(fields: &Fields) -> Result<Box<dyn Handler>, Failure> {
     }))
 }
 
-fn connect(fd: RawFd, address: &SocketAddr) -> Result<(), sys::Errno> {
-    // SAFETY: each branch passes a filled-in address of the size it names.
-    let rc = unsafe {
-        match address {
-            SocketAddr::V4(v4) => {
-                let mut raw: libc::sockaddr_in = std::mem::zeroed();
-                raw.sin_family = libc::AF_INET as libc::sa_family_t;
-                raw.sin_port = v4.port().to_be();
-                raw.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
-                let size = std::mem::size_of_val(&raw) as libc::socklen_t;
-                libc::connect(fd, (&raw as *const libc::sockaddr_in).cast(), size)
-            }
-            SocketAddr::V6(v6) => {
-                let mut raw: libc::sockaddr_in6 = std::mem::zeroed();
-                raw.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-                raw.sin6_port = v6.port().to_be();
-                raw.sin6_addr.s6_addr = v6.ip().octets();
-                let size = std::mem::size_of_val(&raw) as libc::socklen_t;
-                libc::connect(fd, (&raw as *const libc::sockaddr_in6).cast(), size)
-            }
-        }
-    };
-    sys::check(rc).map(|_| ())
-}
-
 impl Port {
     /// `None` while the connection is being made.
     fn outcome(&self) -> Option<Result<(), sys::Errno>> {
-        let mut state = libc::pollfd {
-            fd: self.socket.as_raw_fd(),
-            events: libc::POLLOUT,
-            revents: 0,
-        };
-        // SAFETY: one valid pollfd.
-        if unsafe { libc::poll(&mut state, 1, 0) } <= 0 {
-            return None;
-        }
-        let mut error: libc::c_int = 0;
-        let mut size = std::mem::size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the option value is one int.
-        let rc = unsafe {
-            libc::getsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_ERROR,
-                (&mut error as *mut libc::c_int).cast(),
-                &mut size,
-            )
-        };
-        Some(match (rc, error) {
-            (0, 0) => Ok(()),
-            (0, error) => Err(error),
-            _ => Err(sys::errno()),
-        })
+        let mut state = [PollFd::new(&self.socket, PollFlags::OUT)];
+        let ready = poll(&mut state, Some(&Timespec::default()));
+        let over = ready.is_ok_and(|count| count > 0);
+        over.then(|| plain(socket_error(&self.socket).and_then(|outcome| outcome)))
     }
 
     fn write_pending(&mut self, out: &mut dyn Out) {
@@ -144,8 +101,7 @@ impl Port {
         self.pending_at = 0;
         if self.client_ended && !self.half_closed {
             self.half_closed = true;
-            // SAFETY: plain system call.
-            unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_WR) };
+            let _gone = shutdown(&self.socket, Shutdown::Write);
         }
     }
 

@@ -5,6 +5,7 @@ use crate::wire::bytes;
 use crate::wire::protocol;
 use serde_json::{json, Value};
 use std::collections::HashMap;
+use std::os::unix::io::OwnedFd;
 
 #[derive(Debug, Clone)]
 pub struct Process {
@@ -127,16 +128,32 @@ pub fn peak_rss_bytes(process: &Process) -> u64 {
 }
 
 pub fn rss_bytes(process: &Process) -> u64 {
-    // SAFETY: sysconf only reads constants.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE).max(1) as u64 };
-    process.rss_pages.saturating_mul(page)
+    process
+        .rss_pages
+        .saturating_mul(constant(libc::_SC_PAGESIZE))
+}
+
+/// Return a constant of this system by its number in `sysconf`.
+pub fn constant(name: libc::c_int) -> u64 {
+    // SAFETY: sysconf only reads.
+    unsafe { libc::sysconf(name) }.max(1) as u64
+}
+
+/// Return a descriptor that is readable when a child has died, if SIGCHLD is blocked.
+pub fn child_signals() -> Result<OwnedFd, Errno> {
+    // SAFETY: a zeroed set is initialised by sigemptyset before it is used.
+    let fd = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+    };
+    sys::check(fd).map(sys::own)
 }
 
 /// Return when the process started, in milliseconds since boot.
 pub fn started_ms(process: &Process) -> u64 {
-    // SAFETY: sysconf only reads constants.
-    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK).max(1) as u64 };
-    process.start.saturating_mul(1000) / ticks
+    process.start.saturating_mul(1000) / constant(libc::_SC_CLK_TCK)
 }
 
 /// Which command each process belongs to, for `proc.list`.
@@ -148,8 +165,7 @@ pub struct Owners {
 pub fn list(owners: &Owners) -> Value {
     let found = all().unwrap_or_default();
     let parents: HashMap<i32, i32> = found.iter().map(|p| (p.pid, p.ppid)).collect();
-    // SAFETY: sysconf only reads constants.
-    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK).max(1) as u64 };
+    let ticks = constant(libc::_SC_CLK_TCK);
     let boot_unix_ms = sys::unix_ms().saturating_sub(sys::boot_ns() / 1_000_000);
     let truncated = found.len() > protocol::MAX_PROCESSES;
     let mut rows = Vec::new();

@@ -9,7 +9,10 @@
 //! ends when the runner ends, or when the output has no reader. So that no relay is left behind, it
 //! also ends when the input is over and nothing has moved for `GRACE`.
 
-use crate::sys::{self, Errno};
+use crate::sys;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{shutdown, Shutdown};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -17,8 +20,8 @@ use std::time::Duration;
 const BUFFER: usize = 256 << 10;
 /// How many blocks one direction may copy before the other gets its turn.
 const ROUNDS: usize = 16;
-const GRACE_MS: libc::c_int = 10_000;
-const GONE: libc::c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
+const GRACE_MS: i32 = 10_000;
+const GONE: PollFlags = PollFlags::ERR.union(PollFlags::HUP).union(PollFlags::NVAL);
 
 struct Way {
     from: RawFd,
@@ -53,7 +56,7 @@ impl Way {
     }
 
     /// Copy until one side would block; an error is that of the writing side.
-    fn pump(&mut self) -> Result<(), Errno> {
+    fn pump(&mut self) -> sys::Result<()> {
         for _ in 0..ROUNDS {
             if !self.pending() {
                 if self.ended || !self.fill() {
@@ -103,7 +106,7 @@ struct Relay {
 
 /// Run the relay. An error means that the socket could not be reached. `place` is its path, or the
 /// number of a port.
-pub fn run(place: &[u8]) -> Result<(), Errno> {
+pub fn run(place: &[u8]) -> sys::Result<()> {
     let port = std::str::from_utf8(place)
         .ok()
         .and_then(|text| text.parse().ok());
@@ -130,7 +133,7 @@ pub fn run(place: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-fn connect_port(port: u16) -> Result<OwnedFd, Errno> {
+fn connect_port(port: u16) -> sys::Result<OwnedFd> {
     let grace = Duration::from_millis(GRACE_MS as u64);
     let reached = TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, port).into(), grace);
     // A connection that was not made in time has no errno.
@@ -143,56 +146,61 @@ fn connect_port(port: u16) -> Result<OwnedFd, Errno> {
 impl Relay {
     /// Wait until data can move, and move it. Return false at the end.
     fn turn(&mut self, socket: RawFd) -> bool {
-        let watch = |fd: RawFd, watched: bool, events: libc::c_short| libc::pollfd {
-            fd: if watched { fd } else { -1 },
-            events,
-            revents: 0,
+        let when = |wanted: bool, event: PollFlags| match wanted {
+            true => event,
+            false => PollFlags::empty(),
         };
-        let when = |wanted: bool, event: libc::c_short| if wanted { event } else { 0 };
         let input_over = self.up.ended || self.hung_up;
         let takes_input = !self.up.pending() && !self.refused;
-        let to_socket = when(self.up.pending(), libc::POLLOUT);
-        let from_socket = when(!self.down.pending(), libc::POLLIN);
+        let to_socket = when(self.up.pending(), PollFlags::OUT);
+        let from_socket = when(!self.down.pending(), PollFlags::IN);
         let of_socket = to_socket | from_socket;
-        let mut polled = [
-            // Polled for its end even while it may not be read, and only until then: an end is reported
-            // again and again.
-            watch(
-                0,
-                !input_over || takes_input && !self.up.ended,
-                when(takes_input, libc::POLLIN),
-            ),
-            watch(socket, of_socket != 0, of_socket),
-            watch(1, true, when(self.down.pending(), libc::POLLOUT)),
+        // The input is polled for its end even while it may not be read, and only until then: an end is
+        // reported again and again.
+        let of_input = !input_over || takes_input && !self.up.ended;
+        // The kernel leaves out negative numbers.
+        let watched = |fd: RawFd, wanted: bool| if wanted { fd } else { -1 };
+        let fds = [
+            watched(0, of_input),
+            watched(socket, !of_socket.is_empty()),
+            1,
         ];
-        let timeout = if input_over { GRACE_MS } else { -1 };
-        // SAFETY: three valid entries.
-        match sys::check(unsafe { libc::poll(polled.as_mut_ptr(), 3, timeout) }) {
-            Ok(0) => return false,
-            Err(libc::EINTR) => return true,
-            Err(_) => return false,
+        let entry = |at: usize, events| PollFd::from_borrowed_fd(sys::borrow(&fds[at]), events);
+        let mut polled = [
+            entry(0, when(takes_input, PollFlags::IN)),
+            entry(1, of_socket),
+            entry(2, when(self.down.pending(), PollFlags::OUT)),
+        ];
+        let timeout = input_over.then_some(Timespec {
+            tv_sec: i64::from(GRACE_MS / 1000),
+            tv_nsec: 0,
+        });
+        match poll(&mut polled, timeout.as_ref()) {
+            Err(Errno::INTR) => return true,
+            Ok(0) | Err(_) => return false,
             Ok(_) => {}
         }
-        let [input, socket_said, output] = polled.map(|entry| entry.revents);
-        if output & GONE != 0 {
+        let [input, socket_said, output] = polled.map(|entry| entry.revents());
+        if output.intersects(GONE) {
             return false;
         }
-        if input & GONE != 0 {
+        if input.intersects(GONE) {
             self.hung_up = true;
         }
-        let socket_writable = socket_said & (libc::POLLOUT | GONE) != 0 && to_socket != 0;
-        if (input != 0 && takes_input || socket_writable) && self.up.pump().is_err() {
+        let socket_writable =
+            socket_said.intersects(PollFlags::OUT | GONE) && !to_socket.is_empty();
+        if (!input.is_empty() && takes_input || socket_writable) && self.up.pump().is_err() {
             self.refused = true;
             self.up.start = self.up.end;
         }
-        let readable = socket_said & (libc::POLLIN | GONE) != 0 && from_socket != 0;
-        if (readable || output != 0) && self.down.pump().is_err() {
+        let readable = socket_said.intersects(PollFlags::IN | GONE) && !from_socket.is_empty();
+        if (readable || !output.is_empty()) && self.down.pump().is_err() {
             return false;
         }
         if self.up.done() && !self.end_sent {
             self.end_sent = true;
-            // SAFETY: plain system call; a socket that is gone needs no notice.
-            unsafe { libc::shutdown(socket, libc::SHUT_WR) };
+            // A socket that is gone needs no notice.
+            let _gone = shutdown(sys::borrow(&socket), Shutdown::Write);
         }
         !self.down.done()
     }

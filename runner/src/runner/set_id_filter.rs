@@ -7,27 +7,16 @@
 
 use super::sys;
 use libc::c_long;
+use sandkasten_runner::seccomp::{
+    answer, apply, jump, jump_over, load, ALLOW, ANY_BIT, ARCH, ARCHITECTURE, ARGUMENTS, EQUAL,
+    NUMBER, REFUSE, UNKNOWN,
+};
 
 const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
 /// O_CREAT, and the bit of O_TMPFILE that no other flag has; both are the same on x86_64 and aarch64.
 const CREATES: u32 = 0o100 | 0o20_000_000;
 const X32: u32 = 0x4000_0000;
 const SYS_FCHMODAT2: c_long = 452;
-#[cfg(target_arch = "x86_64")]
-const ARCHITECTURE: u32 = 0xC000_003E;
-#[cfg(target_arch = "aarch64")]
-const ARCHITECTURE: u32 = 0xC000_00B7;
-
-/// Offsets in struct seccomp_data.
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
-
-const LOAD: u16 = 0x20;
-const IF_EQUAL: u16 = 0x15;
-const IF_ANY_BIT: u16 = 0x45;
-const RETURN: u16 = 0x06;
-const ALLOW: u32 = 0x7FFF_0000;
-const ERRNO: u32 = 0x0005_0000;
 
 /// A call that can set a mode: the index of the mode, and of the flags that decide whether it is
 /// used.
@@ -59,62 +48,33 @@ const SETTERS: &[Setter] = &[
 
 /// Take the filter; it cannot be removed again.
 pub fn install() -> sys::Result<()> {
-    let mut filter = program();
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_mut_ptr(),
-    };
     sys::no_new_privileges()?;
-    // SAFETY: the program and its instructions are valid for the length of the call.
-    sys::check(unsafe {
-        libc::prctl(
-            libc::PR_SET_SECCOMP,
-            libc::SECCOMP_MODE_FILTER as libc::c_ulong,
-            &program as *const libc::sock_fprog,
-        )
-    })
-    .map(drop)
+    apply(&program())
 }
 
 fn program() -> Vec<libc::sock_filter> {
-    let refuse = ERRNO | libc::EPERM as u32;
     let mut made = vec![
-        step(LOAD, ARCH, 0, 0),
-        step(IF_EQUAL, ARCHITECTURE, 1, 0),
-        step(RETURN, refuse, 0, 0),
-        step(LOAD, NUMBER, 0, 0),
-        step(IF_ANY_BIT, X32, 0, 1),
-        step(RETURN, refuse, 0, 0),
-        step(IF_EQUAL, libc::SYS_openat2 as u32, 0, 1),
-        step(RETURN, ERRNO | libc::ENOSYS as u32, 0, 0),
+        load(ARCH),
+        jump(EQUAL, ARCHITECTURE, 1),
+        answer(REFUSE),
+        load(NUMBER),
+        jump_over(ANY_BIT, X32, 1),
+        answer(REFUSE),
+        jump_over(EQUAL, libc::SYS_openat2 as u32, 1),
+        answer(UNKNOWN),
     ];
-    for one in SETTERS {
+    // The low half of an argument: modes and flags are 32 bits, and both architectures are little-endian.
+    let argument = |index: u32| load(ARGUMENTS + 8 * index);
+    for setter in SETTERS {
         let mut checks = Vec::new();
-        if let Some(flags) = one.flags {
-            checks.push(step(LOAD, argument(flags), 0, 0));
-            checks.push(step(IF_ANY_BIT, CREATES, 0, 3));
+        if let Some(flags) = setter.flags {
+            checks.extend([argument(flags), jump_over(ANY_BIT, CREATES, 3)]);
         }
-        checks.push(step(LOAD, argument(one.mode), 0, 0));
-        checks.push(step(IF_ANY_BIT, SET_ID, 0, 1));
-        checks.push(step(RETURN, refuse, 0, 0));
-        checks.push(step(RETURN, ALLOW, 0, 0));
-        made.push(step(IF_EQUAL, one.call as u32, 0, checks.len() as u8));
+        checks.extend([argument(setter.mode), jump_over(ANY_BIT, SET_ID, 1)]);
+        checks.extend([answer(REFUSE), answer(ALLOW)]);
+        made.push(jump_over(EQUAL, setter.call as u32, checks.len() as u8));
         made.append(&mut checks);
     }
-    made.push(step(RETURN, ALLOW, 0, 0));
+    made.push(answer(ALLOW));
     made
-}
-
-/// The low half of an argument: modes and flags are 32 bits, and both architectures are little-endian.
-const fn argument(index: u32) -> u32 {
-    16 + 8 * index
-}
-
-const fn step(code: u16, value: u32, then: u8, otherwise: u8) -> libc::sock_filter {
-    libc::sock_filter {
-        code,
-        jt: then,
-        jf: otherwise,
-        k: value,
-    }
 }

@@ -36,20 +36,16 @@ pub fn collect(counts: &Counts) -> Value {
 }
 
 fn space(path: &[u8]) -> Option<Value> {
-    let path = sys::c_string(path).ok()?;
-    // SAFETY: an all-zero statvfs is a valid value to be overwritten.
-    let mut numbers: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: both pointers are valid for the call.
-    sys::check(unsafe { libc::statvfs(path.as_ptr(), &mut numbers) }).ok()?;
-    let block = numbers.f_frsize as u64;
-    let total = numbers.f_blocks as u64 * block;
-    let free = numbers.f_bfree as u64 * block;
+    let numbers = rustix::fs::statvfs(path).ok()?;
+    let block = numbers.f_frsize;
+    let total = numbers.f_blocks * block;
+    let free = numbers.f_bfree * block;
     Some(json!({
         "total": total,
         "used": total.saturating_sub(free),
-        "free": numbers.f_bavail as u64 * block,
-        "inodes": numbers.f_files as u64,
-        "inodes_free": numbers.f_ffree as u64,
+        "free": numbers.f_bavail * block,
+        "inodes": numbers.f_files,
+        "inodes_free": numbers.f_ffree,
     }))
 }
 

@@ -1,7 +1,9 @@
 //! Pseudo-terminals: a master for us, a slave for the command.
 
 use super::start::Size;
-use crate::sys::{self, Errno};
+use crate::sys::{self, plain, Errno};
+use rustix::pty::{ioctl_tiocgptpeer, ptsname, unlockpt, OpenptFlags};
+use rustix::termios::{tcsetwinsize, Winsize};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
 pub struct Pair {
@@ -12,25 +14,20 @@ pub struct Pair {
 
 pub fn open(size: Size) -> Result<Pair, Errno> {
     let master = sys::open(b"/dev/ptmx", libc::O_RDWR | libc::O_NOCTTY, 0)?;
-    let fd = master.as_raw_fd();
-    let unlock: libc::c_int = 0;
-    let mut number: libc::c_uint = 0;
-    // SAFETY: each ioctl gets a pointer to the int it expects.
-    unsafe {
-        sys::check(libc::ioctl(fd, libc::TIOCSPTLCK, &unlock))?;
-        sys::check(libc::ioctl(fd, libc::TIOCGPTN, &mut number))?;
-    }
-    resize(fd, size)?;
-    let slave_path = format!("/dev/pts/{number}").into_bytes();
-    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
-    // SAFETY: takes open flags by value. Opening by the master cannot be led astray by a path.
-    let slave = match sys::check(unsafe { libc::ioctl(fd, libc::TIOCGPTPEER, flags) }) {
-        Ok(slave) => sys::own(slave),
+    plain(unlockpt(&master))?;
+    let slave_path = plain(ptsname(&master, Vec::new()))?.into_bytes();
+    resize(master.as_raw_fd(), size)?;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    // Opening by the master cannot be led astray by a path.
+    let slave = match plain(ioctl_tiocgptpeer(&master, flags)) {
         // gVisor has only the path.
-        Err(libc::ENOTTY) => sys::open(&slave_path, flags | libc::O_NOFOLLOW, 0)?,
-        Err(errno) => return Err(errno),
+        Err(libc::ENOTTY) => {
+            let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_NOFOLLOW;
+            sys::open(&slave_path, flags, 0)?
+        }
+        slave => slave?,
     };
-    sys::set_nonblocking(fd)?;
+    sys::set_nonblocking(master.as_raw_fd())?;
     Ok(Pair {
         master,
         slave,
@@ -39,12 +36,11 @@ pub fn open(size: Size) -> Result<Pair, Errno> {
 }
 
 pub fn resize(fd: RawFd, size: Size) -> Result<(), Errno> {
-    let window = libc::winsize {
+    let window = Winsize {
         ws_row: size.rows,
         ws_col: size.cols,
         ws_xpixel: 0,
         ws_ypixel: 0,
     };
-    // SAFETY: `window` is what the ioctl expects.
-    sys::check(unsafe { libc::ioctl(fd, libc::TIOCSWINSZ, &window) }).map(|_| ())
+    plain(tcsetwinsize(sys::borrow(&fd), window))
 }

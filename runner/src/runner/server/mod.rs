@@ -16,6 +16,7 @@ use crate::poll::{self, Ready, Source, Watched};
 use crate::shell::Shells;
 use crate::sys::{self, Errno};
 use crate::timers::{Due, TimerId};
+use rustix::net::{shutdown, Shutdown};
 use serde_json::json;
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
 
@@ -192,10 +193,8 @@ impl Server {
     /// it has not passed on. They hang up as soon as they have seen the end.
     pub fn wait_for_clients(&self) {
         let until = sys::boot_ns() + PARTING_NS;
-        let shut = |fd: &RawFd| {
-            // SAFETY: our descriptor; one that is not a socket is refused.
-            unsafe { libc::shutdown(*fd, libc::SHUT_WR) == 0 }
-        };
+        // One that is not a socket is refused.
+        let shut = |fd: &RawFd| shutdown(sys::borrow(fd), Shutdown::Write).is_ok();
         let open: Vec<RawFd> = self.cx.clients.outputs().filter(shut).collect();
         while open.iter().any(|fd| !sys::is_hung_up(*fd)) && sys::boot_ns() < until {
             std::thread::sleep(std::time::Duration::from_millis(1));

@@ -3,6 +3,7 @@
 use super::Server;
 use crate::supervisor::{Owner, Received};
 use crate::sys;
+use rustix::process::{wait, WaitOptions};
 use std::os::unix::io::AsRawFd;
 
 /// The result of reading from a supervisor.
@@ -20,17 +21,11 @@ impl Server {
     pub(super) fn handle_signals(&mut self) {
         let mut sink = [0u8; 4096];
         while sys::read(self.signals.as_raw_fd(), &mut sink) == Ok(sink.len()) {}
-        loop {
-            let mut status = 0;
-            // SAFETY: `status` is a valid out pointer.
-            let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG | libc::WUNTRACED) };
-            if pid <= 0 {
-                return;
-            }
-            if libc::WIFSTOPPED(status) {
-                self.cx.supervisors.kill_stopped(pid);
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            if status.stopped() {
+                self.cx.supervisors.kill_stopped(pid.as_raw_pid());
             } else {
-                self.child_died(pid, status);
+                self.child_died(pid.as_raw_pid(), status.as_raw());
             }
         }
     }

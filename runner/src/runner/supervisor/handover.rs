@@ -7,7 +7,13 @@
 
 use crate::supervisor::program::Program;
 use crate::sys::{self, Errno};
+use rustix::net::{
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 use std::ffi::{CStr, CString};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::unix::io::{OwnedFd, RawFd};
 
 /// Far below what a socket takes at once, far above what commands usually need.
@@ -77,83 +83,33 @@ pub fn unpack(packet: &[u8]) -> Option<Handover> {
     })
 }
 
-/// Room for the control message, aligned as the kernel wants it.
-type Control = [u64; 8];
-
-fn control_size() -> usize {
-    // SAFETY: computes sizes only.
-    unsafe { libc::CMSG_SPACE((FDS * std::mem::size_of::<RawFd>()) as u32) as usize }
-}
-
-fn message(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
-    // SAFETY: an all-zero msghdr is a valid value to be filled in.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = control_size() as _;
-    message
-}
-
 pub fn send(socket: RawFd, packet: &[u8], fds: [RawFd; FDS]) -> Result<(), Errno> {
-    let mut control: Control = [0; 8];
-    let mut part = libc::iovec {
-        iov_base: packet.as_ptr() as *mut libc::c_void,
-        iov_len: packet.len(),
-    };
-    let message = message(&mut part, &mut control);
-    // SAFETY: the control buffer has room for one header and three descriptors, and the kernel only
-    // reads what the message points to.
-    let sent = unsafe {
-        let header = libc::CMSG_FIRSTHDR(&message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(std::mem::size_of_val(&fds) as u32) as _;
-        let data = libc::CMSG_DATA(header).cast::<RawFd>();
-        std::ptr::copy_nonoverlapping(fds.as_ptr(), data, FDS);
-        libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL)
-    };
-    if sent < 0 {
-        return Err(sys::errno());
-    }
-    Ok(())
+    let fds = fds.each_ref().map(sys::borrow);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&fds));
+    let parts = [IoSlice::new(packet)];
+    let socket = sys::borrow(&socket);
+    sys::plain(sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)).map(drop)
 }
 
 /// Receive the next packet into `packet`, with its descriptors; an empty packet when the other side is
 /// gone.
 pub fn receive(socket: RawFd, packet: &mut Vec<u8>) -> Result<Vec<OwnedFd>, Errno> {
-    packet.clear();
-    packet.reserve_exact(MOST);
-    let mut control: Control = [0; 8];
-    let mut part = libc::iovec {
-        iov_base: packet.as_mut_ptr().cast(),
-        iov_len: MOST,
-    };
-    let mut message = message(&mut part, &mut control);
-    let count = loop {
-        // SAFETY: the message describes live buffers of the sizes given.
-        let rc = unsafe { libc::recvmsg(socket, &mut message, libc::MSG_CMSG_CLOEXEC) };
-        match sys::errno() {
-            libc::EINTR if rc < 0 => continue,
-            errno if rc < 0 => return Err(errno),
-            _ => break rc as usize,
-        }
-    };
-    // SAFETY: the kernel has initialised `count` bytes, at most the reserved ones.
-    unsafe { packet.set_len(count) };
+    packet.resize(MOST, 0);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        let parts = &mut [IoSliceMut::new(packet)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        recvmsg(sys::borrow(&socket), parts, &mut control, flags)
+    });
+    packet.truncate(received.as_ref().map_or(0, |received| received.bytes));
+    sys::plain(received)?;
     let mut fds = Vec::new();
-    // SAFETY: walks the control messages that the kernel wrote; each descriptor is new and ours.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(&message);
-        while !header.is_null() {
-            if ((*header).cmsg_level, (*header).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-                let data = libc::CMSG_DATA(header).cast::<RawFd>();
-                for index in 0..bytes / std::mem::size_of::<RawFd>() {
-                    fds.push(sys::own(data.add(index).read_unaligned()));
-                }
-            }
-            header = libc::CMSG_NXTHDR(&message, header);
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
         }
     }
     Ok(fds)
@@ -162,6 +118,7 @@ pub fn receive(socket: RawFd, packet: &mut Vec<u8>) -> Result<Vec<OwnedFd>, Errn
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::FdFlags;
     use std::os::unix::io::AsRawFd;
 
     fn program(argv: &[&[u8]]) -> Program {
@@ -187,9 +144,7 @@ mod tests {
         let mut byte = [0u8];
         assert_eq!(sys::read(pipe.0.as_raw_fd(), &mut byte), Ok(1));
         for fd in &got {
-            // SAFETY: asks for flags.
-            let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
-            assert_eq!(flags, libc::FD_CLOEXEC);
+            assert_eq!(rustix::io::fcntl_getfd(fd), Ok(FdFlags::CLOEXEC));
         }
         let handover = unpack(&inbox).unwrap();
         assert_eq!((handover.command, handover.terminal), (9, true));

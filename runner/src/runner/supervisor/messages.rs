@@ -1,6 +1,7 @@
 //! Messages between the runner and a supervisor: packets of a few words on a separate socket.
 
 use crate::sys::{self, Errno};
+use rustix::net::{self, RecvFlags, SendFlags};
 use std::os::unix::io::RawFd;
 
 /// Runner → supervisor.
@@ -64,51 +65,29 @@ const WORDS: usize = 6;
 pub(super) type Message = [i64; WORDS];
 
 pub(super) fn send(fd: RawFd, message: Message) -> Result<(), Errno> {
-    // SAFETY: the pointer and length describe `message`.
-    let rc = unsafe {
-        libc::send(
-            fd,
-            message.as_ptr().cast(),
-            std::mem::size_of::<Message>(),
-            libc::MSG_NOSIGNAL,
-        )
-    };
-    if rc < 0 {
-        Err(sys::errno())
-    } else {
-        Ok(())
-    }
+    let bytes = message.map(i64::to_ne_bytes);
+    let flags = SendFlags::NOSIGNAL;
+    sys::plain(net::send(sys::borrow(&fd), bytes.as_flattened(), flags)).map(drop)
 }
 
 /// Return `Ok(None)` when the other side is gone.
 pub(super) fn receive(fd: RawFd) -> Result<Option<Message>, Errno> {
-    let mut message: Message = [0; WORDS];
+    let mut bytes = [[0; 8]; WORDS];
     let mut reset = false;
     loop {
-        // SAFETY: the pointer and length describe `message`.
-        let rc = unsafe {
-            libc::recv(
-                fd,
-                message.as_mut_ptr().cast(),
-                std::mem::size_of::<Message>(),
-                0,
-            )
-        };
-        if rc < 0 {
-            match sys::errno() {
-                libc::EINTR => continue,
-                // The other side closed with orders unread. Linux reports that once, and before what
-                // the other side had sent, which is still to come. gVisor reports it afterwards, for
-                // ever.
-                libc::ECONNRESET if !reset => {
-                    reset = true;
-                    continue;
-                }
-                libc::ECONNRESET => return Ok(None),
-                errno => return Err(errno),
+        let buffer = bytes.as_flattened_mut();
+        match sys::plain(net::recv(sys::borrow(&fd), buffer, RecvFlags::empty())) {
+            Ok((count, _)) => {
+                return Ok((count == WORDS * 8).then(|| bytes.map(i64::from_ne_bytes)))
             }
+            Err(libc::EINTR) => {}
+            // The other side closed with orders unread. Linux reports that once, and before what
+            // the other side had sent, which is still to come. gVisor reports it afterwards, for
+            // ever.
+            Err(libc::ECONNRESET) if !reset => reset = true,
+            Err(libc::ECONNRESET) => return Ok(None),
+            Err(errno) => return Err(errno),
         }
-        return Ok((rc as usize == std::mem::size_of::<Message>()).then_some(message));
     }
 }
 

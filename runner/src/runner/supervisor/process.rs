@@ -8,12 +8,18 @@
 use crate::identity::Identity;
 use crate::processes;
 use crate::supervisor::handover::{self, Handover};
-use crate::supervisor::program::{Program, Stage, Wiring};
+use crate::supervisor::program::{copy_onto, Program, Stage, Wiring};
 use crate::supervisor::registry::Registry;
 use crate::supervisor::sweep::Family;
 use crate::sys::{self, Errno};
 use crate::wire::handler::Failure;
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::DupFlags;
+use rustix::process::{
+    set_child_subreaper, set_dumpable_behavior, setsid, waitpid, DumpableBehavior, Pid, WaitOptions,
+};
 use std::os::unix::io::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::parent_id;
 use std::time::Duration;
 
 use super::messages::{receive, send, Message};
@@ -31,17 +37,27 @@ pub fn start(
     let failed = |errno| Failure::from_errno(errno, "cannot start a supervisor");
     let (ours, theirs) = sys::socket_pair().map_err(failed)?;
     sys::set_nonblocking(ours.as_raw_fd()).map_err(failed)?;
-    // SAFETY: the runner has one thread, so the child may run any code.
-    match registry.fork(|| unsafe { libc::fork() }) {
+    match fork(registry) {
         -1 => Err(failed(sys::errno())),
         0 => {
             drop(ours);
             Supervisor::begin(program, wiring, identity, registry, theirs.as_raw_fd());
-            // SAFETY: leaves without running anything of the parent's.
-            unsafe { libc::_exit(0) }
+            leave(0)
         }
         pid => Ok((pid, ours)),
     }
+}
+
+/// Fork a process that counts as a supervisor. Return its pid; 0 in that process.
+fn fork(registry: &Registry) -> i32 {
+    // SAFETY: the runner has one thread, so the child may run any code.
+    registry.fork(|| unsafe { libc::fork() })
+}
+
+/// End a forked process without running anything of its parent's.
+fn leave(status: i32) -> ! {
+    // SAFETY: nothing in this process comes after it.
+    unsafe { libc::_exit(status) }
 }
 
 /// Kill what dead supervisors left behind: every child of the runner that is not a supervisor, and
@@ -51,14 +67,12 @@ pub fn sweep_orphans(registry: &Registry, identity: &Identity) {
         return;
     }
     // It counts as a supervisor while it lives, or a second one would take it for an orphan.
-    // SAFETY: as in `start`.
-    if registry.fork(|| unsafe { libc::fork() }) != 0 {
+    if fork(registry) != 0 {
         return;
     }
     sys::close_from(3);
     identity.become_supervisor();
-    // SAFETY: getpid and getppid only read.
-    let (me, top) = unsafe { (libc::getpid(), libc::getppid()) };
+    let (me, top) = (std::process::id() as i32, parent_id() as i32);
     let mut pause = Duration::from_micros(200);
     loop {
         let orphans = registry.consistent(|known| {
@@ -83,15 +97,15 @@ pub fn sweep_orphans(registry: &Registry, identity: &Identity) {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }
-    // SAFETY: leaves without running anything of the parent's.
-    unsafe { libc::_exit(0) }
+    leave(0)
 }
 
 struct Supervisor<'a> {
     identity: &'a Identity,
     registry: &'a Registry,
     control: RawFd,
-    signals: RawFd,
+    /// Readable when a child has died.
+    signals: Option<OwnedFd>,
     root: i32,
     root_gone: bool,
     /// How the first process ended, until that is reported.
@@ -133,40 +147,26 @@ impl Supervisor<'_> {
         registry: &Registry,
         control: RawFd,
     ) {
-        // SAFETY: only attributes of this process.
-        unsafe {
-            libc::setsid();
-            libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-        }
+        let _leader = setsid();
+        let _reaper = set_child_subreaper(Some(Pid::INIT));
         let started = fork_program(program, wiring, identity, false);
-        // SAFETY: onto a number that we do not use in this process.
-        unsafe {
-            if control != 3 {
-                libc::dup3(control, 3, libc::O_CLOEXEC);
-            }
+        if control != 3 {
+            let _same_socket = copy_onto(control, 3, DupFlags::CLOEXEC);
         }
         sys::close_from(4);
         identity.become_supervisor();
-        // SAFETY: a zeroed set is initialised by sigemptyset.
-        let signals = unsafe {
-            let mut set: libc::sigset_t = std::mem::zeroed();
-            libc::sigemptyset(&mut set);
-            libc::sigaddset(&mut set, libc::SIGCHLD);
-            libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-        };
         let shell = wiring.answer.is_some();
         let mut supervisor = Supervisor {
             identity,
             registry,
             control: 3,
-            signals,
+            signals: processes::child_signals().ok(),
             root: 0,
             root_gone: true,
             ended: None,
             spent: Spending::default(),
             family: Family {
-                // SAFETY: getpid only reads.
-                top: unsafe { libc::getpid() },
+                top: std::process::id() as i32,
                 spared: Vec::new(),
                 shell: None,
             },
@@ -233,8 +233,7 @@ impl Supervisor<'_> {
             .mark_started(self.family.top, handover.command);
         let started = fork_program(&handover.program, &wiring, self.identity, true);
         // The child shared our memory, and becoming the user may have changed this attribute of it.
-        // SAFETY: prctl with integers.
-        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+        let _done = set_dumpable_behavior(DumpableBehavior::NotDumpable);
         self.begin_command(started, false);
     }
 
@@ -247,31 +246,22 @@ impl Supervisor<'_> {
             if !self.free && !self.reap() && !self.reusable {
                 return;
             }
-            let mut waits = [
-                libc::pollfd {
-                    fd: self.signals,
-                    events: libc::POLLIN,
-                    revents: 0,
-                },
-                libc::pollfd {
-                    fd: self.control,
-                    events: libc::POLLIN,
-                    revents: 0,
-                },
-            ];
+            let signals = self.signals.as_ref().map_or(-1, |fd| fd.as_raw_fd());
+            let fds = [signals, self.control];
+            let mut waits = fds
+                .each_ref()
+                .map(|fd| PollFd::from_borrowed_fd(sys::borrow(fd), PollFlags::IN));
             // Without a signalfd, look for dead children every 10 ms.
-            let timeout = if self.signals < 0 && !self.free {
-                10
-            } else {
-                -1
-            };
-            // SAFETY: `waits` is a valid array of two.
-            unsafe { libc::poll(waits.as_mut_ptr(), 2, timeout) };
-            if waits[0].revents != 0 {
+            let timeout = (signals < 0 && !self.free).then_some(Timespec {
+                tv_sec: 0,
+                tv_nsec: 10_000_000,
+            });
+            let _count = poll(&mut waits, timeout.as_ref());
+            let [died, has_message] = waits.map(|wait| !wait.revents().is_empty());
+            if died {
                 let mut sink = [0u8; 1024];
-                let _drained = sys::read(self.signals, &mut sink);
+                let _drained = sys::read(signals, &mut sink);
             }
-            let has_message = waits[1].revents != 0;
             if has_message
                 && !(if self.free {
                     self.handle_while_idle()
@@ -288,10 +278,12 @@ impl Supervisor<'_> {
     fn reap(&mut self) -> bool {
         let left = loop {
             let mut status = 0;
-            // SAFETY: a zeroed rusage is a valid value to be overwritten.
-            let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-            // SAFETY: both are valid out pointers.
-            let pid = unsafe { libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage) };
+            // SAFETY: a zeroed rusage is a valid value to be overwritten, and both pointers are valid.
+            let (pid, usage) = unsafe {
+                let mut usage: libc::rusage = std::mem::zeroed();
+                let pid = libc::wait4(-1, &mut status, libc::WNOHANG, &mut usage);
+                (pid, usage)
+            };
             match pid {
                 0 => break true,
                 -1 if sys::errno() == libc::EINTR => continue,
@@ -425,8 +417,7 @@ extern "C" fn child(argument: *mut libc::c_void) -> libc::c_int {
         Ok(()) => launch.program.run(launch.wiring, launch.identity),
         Err(errno) => (Stage::Prepare, errno),
     });
-    // SAFETY: leaves without running anything of the parent's.
-    unsafe { libc::_exit(127) }
+    leave(127)
 }
 
 /// Start the program. Return its pid once the child has exec'd. As in posix_spawn, the child borrows
@@ -461,8 +452,7 @@ fn fork_program(
     match launch.refusal {
         None => Ok(pid),
         Some(refusal) => {
-            // SAFETY: waits for our own child.
-            unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+            let _reaped = waitpid(Pid::from_raw(pid), WaitOptions::empty());
             Err(refusal)
         }
     }

@@ -4,9 +4,15 @@
 //! calls, and reports by stage and errno where it failed.
 
 use crate::identity::Identity;
-use crate::sys::{self, Errno};
+use crate::sys::{self, plain, Errno};
 use crate::wire::handler::Failure;
+use rustix::io::{dup3, fcntl_setfd, DupFlags, FdFlags};
+use rustix::process::{
+    chdir, ioctl_tiocsctty, set_dumpable_behavior, setpgid, setsid, DumpableBehavior,
+};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use std::ffi::CString;
+use std::mem::ManuallyDrop;
 use std::os::unix::io::{AsRawFd, RawFd};
 
 /// The stage at which a child could not start the program.
@@ -109,8 +115,7 @@ impl Program {
         if let Err(errno) = prepare(wiring, identity) {
             return (Stage::Prepare, errno);
         }
-        // SAFETY: `cwd` is NUL-terminated.
-        if let Err(errno) = sys::check(unsafe { libc::chdir(self.cwd.as_ptr()) }) {
+        if let Err(errno) = plain(chdir(self.cwd.as_c_str())) {
             return (Stage::Cwd, errno);
         }
         unblock_signals();
@@ -135,29 +140,30 @@ impl Program {
 }
 
 fn prepare(wiring: &Wiring, identity: &Identity) -> Result<(), Errno> {
-    // SAFETY: system calls only on descriptors and attributes of this child.
-    unsafe {
-        if wiring.own_session {
-            sys::check(libc::setsid())?;
-        } else {
-            sys::check(libc::setpgid(0, 0))?;
-        }
-        for (target, &fd) in wiring.stdio.iter().enumerate() {
-            sys::check(libc::dup2(fd, target as RawFd))?;
-        }
-        if wiring.terminal {
-            sys::check(libc::ioctl(0, libc::TIOCSCTTY, 0))?;
-        }
-        if let Some(fd) = wiring.answer {
-            if fd == 9 {
-                sys::check(libc::fcntl(9, libc::F_SETFD, 0))?;
-            } else {
-                sys::check(libc::dup2(fd, 9))?;
-            }
-        }
+    match wiring.own_session {
+        true => plain(setsid().map(drop))?,
+        false => plain(setpgid(None, None))?,
+    }
+    let [stdin, stdout, stderr] = wiring.stdio.each_ref().map(sys::borrow);
+    plain(dup2_stdin(stdin))?;
+    plain(dup2_stdout(stdout))?;
+    plain(dup2_stderr(stderr))?;
+    if wiring.terminal {
+        plain(ioctl_tiocsctty(rustix::stdio::stdin()))?;
+    }
+    match wiring.answer {
+        Some(9) => plain(fcntl_setfd(sys::borrow(&9), FdFlags::empty()))?,
+        Some(fd) => copy_onto(fd, 9, DupFlags::empty())?,
+        None => {}
     }
     identity.as_owner(raise_oom_score);
     identity.become_user()
+}
+
+/// Make `target` a copy of another descriptor. Where it was open, its owner must not use it any more.
+pub(super) fn copy_onto(fd: RawFd, target: RawFd, flags: DupFlags) -> Result<(), Errno> {
+    let mut target = ManuallyDrop::new(sys::own(target));
+    plain(dup3(sys::borrow(&fd), &mut target, flags))
 }
 
 /// Make the OOM killer prefer the user's processes to ours.
@@ -168,11 +174,9 @@ fn raise_oom_score() {
     };
     if write().is_err() {
         // Without root, the files of a non-dumpable process belong to another user.
-        // SAFETY: prctl with integers.
-        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
+        let _optional = set_dumpable_behavior(DumpableBehavior::Dumpable);
         let _optional = write();
-        // SAFETY: as above.
-        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+        let _optional = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::processes::{self, Process};
 use crate::sys;
+use rustix::process::getpgrp;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -118,7 +119,10 @@ impl Family {
             // group, which is excluded here).
             let groups: HashSet<i32> = fresh.iter().map(|member| member.group).collect();
             if self.shell.is_none() && self.spared.is_empty() {
-                for group in groups.into_iter().filter(|&g| g > 1 && g != own_group()) {
+                for group in groups
+                    .into_iter()
+                    .filter(|&g| g > 1 && g != getpgrp().as_raw_pid())
+                {
                     let _already_dead = sys::kill(-group, libc::SIGSTOP);
                 }
             }
@@ -154,9 +158,4 @@ impl Family {
             }
         }
     }
-}
-
-fn own_group() -> i32 {
-    // SAFETY: getpgrp only reads.
-    unsafe { libc::getpgrp() }
 }

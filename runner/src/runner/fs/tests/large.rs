@@ -3,10 +3,8 @@
 use super::{count_of, drive, Place, Recorder};
 use crate::sys;
 use serde_json::{json, Value};
-use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::io::AsRawFd;
 use std::time::Instant;
 
 /// Make a chain of directories, each with one file, that is too long for a path.
@@ -15,10 +13,7 @@ fn dig(place: &Place, depth: usize, name: &str) {
     for _ in 0..depth {
         sys::make_dir_at(sys::as_fd(&dir), name.as_bytes(), 0o755).unwrap();
         dir = sys::open_at(sys::as_fd(&dir), name.as_bytes(), libc::O_RDONLY, 0).unwrap();
-        let file = CString::new("file").unwrap();
-        let fd = unsafe { libc::openat(dir.as_raw_fd(), file.as_ptr(), libc::O_CREAT, 0o644) };
-        assert!(fd >= 0);
-        unsafe { libc::close(fd) };
+        sys::open_at(sys::as_fd(&dir), b"file", libc::O_CREAT, 0o644).unwrap();
     }
 }
 

@@ -18,7 +18,6 @@ use super::{open, Directories};
 use crate::wire::bytes;
 use crate::wire::handler::{Failure, Handler, Out, Step};
 use serde_json::{json, Value};
-use std::ffi::CString;
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::io::OwnedFd;
@@ -260,24 +259,22 @@ pub fn settle(handler: &mut dyn Handler, out: &mut Recorder) -> Step {
 }
 
 pub fn make_fifo(path: &Path) {
-    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
-    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+    crate::sys::make_fifo(path.as_os_str().as_bytes(), 0o600).unwrap();
 }
 
 /// Run `work` in a thread that accesses files as an ordinary user, as the runner does.
 pub fn as_user<T: Send + 'static>(place: Place, work: fn(&Place) -> T) -> T {
     let run = move || {
-        let user: libc::c_long = 65534;
-        let path = CString::new(place.root.as_os_str().as_bytes()).unwrap();
+        let user = 65534;
+        std::os::unix::fs::chown(&place.root, Some(user), Some(user)).unwrap();
+        // SAFETY: a thread has its own ids for files, and the calls do not change the other threads.
         unsafe {
-            // A thread has its own fsuid; the raw call does not change the other threads.
-            libc::chown(path.as_ptr(), user as u32, user as u32);
-            libc::syscall(libc::SYS_setfsgid, user);
-            libc::syscall(libc::SYS_setfsuid, user);
+            libc::setfsgid(user);
+            libc::setfsuid(user);
+            let answer = work(&place);
+            libc::setfsuid(0);
+            answer
         }
-        let answer = work(&place);
-        unsafe { libc::syscall(libc::SYS_setfsuid, 0 as libc::c_long) };
-        answer
     };
     match std::thread::spawn(run).join() {
         Ok(answer) => answer,

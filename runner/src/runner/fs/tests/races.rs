@@ -3,10 +3,9 @@
 //! `SANDKASTEN_SWAPS` is how many requests each verb makes meanwhile; the swapper makes many more.
 
 use super::{count_of, Place};
+use rustix::fs::{renameat_with, RenameFlags, CWD};
 use serde_json::{json, Value};
-use std::ffi::CString;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,19 +19,7 @@ struct Swapper {
 }
 
 fn exchange(one: &Path, other: &Path) {
-    let one = CString::new(one.as_os_str().as_bytes()).unwrap();
-    let other = CString::new(other.as_os_str().as_bytes()).unwrap();
-    const RENAME_EXCHANGE: libc::c_uint = 2;
-    unsafe {
-        libc::syscall(
-            libc::SYS_renameat2,
-            libc::AT_FDCWD,
-            one.as_ptr(),
-            libc::AT_FDCWD,
-            other.as_ptr(),
-            RENAME_EXCHANGE,
-        )
-    };
+    let _raced = renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE);
 }
 
 impl Swapper {

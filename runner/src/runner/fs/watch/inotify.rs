@@ -1,6 +1,8 @@
 //! The kernel's inotify queue: watches by descriptor, events as values.
 
-use crate::sys;
+use crate::sys::{self, plain};
+use rustix::fs::inotify::{self, WatchFlags};
+use std::mem::MaybeUninit;
 use std::os::unix::io::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// The number of a watch.
@@ -9,14 +11,14 @@ pub type Wd = i32;
 /// Some hundred events with ordinary names: the work of one step.
 const EVENTS_BYTES: usize = 16 * 1024;
 
-const MASK: u32 = libc::IN_CREATE
-    | libc::IN_DELETE
-    | libc::IN_MODIFY
-    | libc::IN_ATTRIB
-    | libc::IN_MOVED_FROM
-    | libc::IN_MOVED_TO
-    | libc::IN_DELETE_SELF
-    | libc::IN_MOVE_SELF;
+const MASK: WatchFlags = WatchFlags::CREATE
+    .union(WatchFlags::DELETE)
+    .union(WatchFlags::MODIFY)
+    .union(WatchFlags::ATTRIB)
+    .union(WatchFlags::MOVED_FROM)
+    .union(WatchFlags::MOVED_TO)
+    .union(WatchFlags::DELETE_SELF)
+    .union(WatchFlags::MOVE_SELF);
 
 pub struct Event {
     pub wd: Wd,
@@ -29,16 +31,15 @@ pub struct Event {
 
 pub struct Inotify {
     fd: OwnedFd,
-    buffer: Vec<u8>,
+    buffer: Vec<MaybeUninit<u8>>,
 }
 
 impl Inotify {
     pub fn new() -> sys::Result<Inotify> {
-        // SAFETY: plain system call.
-        let fd = unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) };
+        let flags = inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC;
         Ok(Inotify {
-            fd: sys::check(fd).map(sys::own)?,
-            buffer: vec![0; EVENTS_BYTES],
+            fd: plain(inotify::init(flags))?,
+            buffer: vec![MaybeUninit::uninit(); EVENTS_BYTES],
         })
     }
 
@@ -49,52 +50,38 @@ impl Inotify {
     /// Watch what `fd` holds. inotify takes paths only; `/proc/self/fd/N` is the one that means exactly
     /// `fd`. Without /proc it is `path`.
     pub fn add(&self, fd: BorrowedFd<'_>, path: &[u8]) -> sys::Result<Wd> {
-        let (path, extra) = match sys::open_proc_fds() {
-            Ok(_) => (sys::fd_path(fd), 0),
-            Err(_) => (path.to_vec(), libc::IN_DONT_FOLLOW),
-        };
-        let path = sys::c_string(&path)?;
-        // SAFETY: `path` is NUL-terminated.
-        sys::check(unsafe { libc::inotify_add_watch(self.raw(), path.as_ptr(), MASK | extra) })
+        plain(match sys::open_proc_fds() {
+            Ok(_) => inotify::add_watch(&self.fd, sys::fd_path(fd), MASK),
+            Err(_) => inotify::add_watch(&self.fd, path, MASK | WatchFlags::DONT_FOLLOW),
+        })
     }
 
     /// Remove a watch; it may be gone already.
     pub fn remove(&self, wd: Wd) {
-        // SAFETY: plain system call on integers.
-        unsafe { libc::inotify_rm_watch(self.raw(), wd) };
+        let _gone = inotify::remove_watch(&self.fd, wd);
     }
 
     /// Return the queued events, up to one buffer; empty when there are none.
     pub fn read(&mut self) -> sys::Result<Vec<Event>> {
-        let fd = self.raw();
-        match sys::read(fd, &mut self.buffer) {
-            Ok(count) => Ok(parse(&self.buffer[..count])),
-            Err(libc::EAGAIN) => Ok(Vec::new()),
-            Err(errno) => Err(errno),
+        let mut reader = inotify::Reader::new(&self.fd, &mut self.buffer);
+        let mut events = Vec::new();
+        loop {
+            match plain(reader.next()) {
+                Ok(event) => events.push(Event {
+                    wd: event.wd(),
+                    mask: event.events().bits(),
+                    cookie: event.cookie(),
+                    name: event
+                        .file_name()
+                        .map_or_else(Vec::new, |n| n.to_bytes().to_vec()),
+                }),
+                Err(libc::EINTR) => continue,
+                Err(libc::EAGAIN) => return Ok(events),
+                Err(errno) => return Err(errno),
+            }
+            if reader.is_buffer_empty() {
+                return Ok(events);
+            }
         }
     }
-}
-
-fn parse(mut bytes: &[u8]) -> Vec<Event> {
-    // i32 watch · u32 mask · u32 cookie · u32 length of the name · name, NULs
-    const HEAD: usize = 16;
-    let word = |bytes: &[u8], at: usize| {
-        u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-    };
-    let mut events = Vec::new();
-    while bytes.len() >= HEAD {
-        let end = HEAD
-            .saturating_add(word(bytes, 12) as usize)
-            .min(bytes.len());
-        let padded = &bytes[HEAD..end];
-        let length = padded.iter().position(|&c| c == 0).unwrap_or(padded.len());
-        events.push(Event {
-            wd: word(bytes, 0) as Wd,
-            mask: word(bytes, 4),
-            cookie: word(bytes, 8),
-            name: padded[..length].to_vec(),
-        });
-        bytes = &bytes[end..];
-    }
-    events
 }
