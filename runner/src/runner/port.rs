@@ -1,7 +1,7 @@
 //! A byte stream to a port inside the sandbox, for previews where there is no network.
 
 use crate::sys::{self, plain};
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use crate::wire::request::Fields;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::socket_error;
@@ -127,19 +127,20 @@ impl Port {
         }
         false
     }
+}
 
-    fn go_on(&mut self, out: &mut dyn Out) -> Step {
+impl Handler for Port {
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
         if !self.connected {
             match self.outcome() {
-                None => return Step::Idle,
+                None => return Ok(Step::Idle),
                 Some(Ok(())) => {
                     self.connected = true;
                     out.event(json!({"event": "connected"}));
                 }
                 Some(Err(errno)) => {
                     let what = format!("cannot connect to {}", self.address);
-                    out.error(Failure::from_errno(errno, what));
-                    return Step::Done;
+                    return Err(Failure::from_errno(errno, what));
                 }
             }
         }
@@ -149,36 +150,24 @@ impl Port {
         // connection waits for exactly this.
         if self.server_ended && self.pending.is_empty() {
             out.result(json!({"sent": self.sent, "received": self.received}));
-            return Step::Done;
+            return Ok(Step::Done);
         }
-        if more {
-            Step::Again
-        } else {
-            Step::Idle
-        }
-    }
-}
-
-impl Handler for Port {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        self.go_on(out)
+        Ok(if more { Step::Again } else { Step::Idle })
     }
 
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
+    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Stepped {
         if self.half_closed {
             out.grant(bytes.len() as u32);
-            return Step::Idle;
+            return Ok(Step::Idle);
         }
         self.pending.extend_from_slice(bytes);
-        self.go_on(out)
+        self.step(out)
     }
 
-    fn end(&mut self, out: &mut dyn Out) -> Step {
+    fn end(&mut self, out: &mut dyn Out) -> Stepped {
         self.client_ended = true;
-        self.go_on(out)
+        self.step(out)
     }
-
-    fn cancel(&mut self) {}
 
     fn interest(&self) -> Option<(RawFd, bool, bool)> {
         let write = !self.connected || self.pending_at < self.pending.len();

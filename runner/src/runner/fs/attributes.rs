@@ -7,7 +7,7 @@
 use super::request::Request;
 use super::resolve::Resolver;
 use crate::sys::{self, as_fd};
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use serde_json::{json, Map, Value};
 use std::collections::VecDeque;
 use std::os::unix::io::BorrowedFd;
@@ -116,8 +116,10 @@ impl Attributes {
         }
         Ok((found, size))
     }
+}
 
-    fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
+impl Handler for Attributes {
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
         for _ in 0..STEP_FILES {
             let path = match self.left.pop_front() {
                 Some(path) => path,
@@ -137,23 +139,4 @@ impl Attributes {
         out.result(json!({ "attributes": std::mem::take(&mut self.found) }));
         Ok(Step::Done)
     }
-}
-
-impl Handler for Attributes {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        self.run(out).unwrap_or_else(|failure| {
-            out.error(failure);
-            Step::Done
-        })
-    }
-
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        super::discard(bytes, out)
-    }
-
-    fn end(&mut self, _out: &mut dyn Out) -> Step {
-        Step::Again
-    }
-
-    fn cancel(&mut self) {}
 }

@@ -12,7 +12,7 @@ use super::temp::{self, Purpose};
 use super::tree_copy::TreeCopy;
 use super::{entry, names};
 use crate::sys::{self, Stat};
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 
 enum State {
     Copy,
@@ -63,7 +63,7 @@ impl MoveByCopy {
         })
     }
 
-    fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
+    fn run(&mut self, out: &mut dyn Out) -> Stepped {
         if let State::Remove(remover) = &mut self.state {
             if !remover.step()? {
                 return Ok(Step::Again);
@@ -128,8 +128,22 @@ impl MoveByCopy {
         let to = sys::open_at(self.destination.dir(), &self.temp, flags, 0)?;
         self.copy.directory(from, to, Some(self.stat))
     }
+}
 
-    fn undo(&mut self) {
+impl Handler for MoveByCopy {
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
+        self.run(out).map_err(|failure| {
+            let what = names::show(&self.destination.path());
+            Failure {
+                message: format!("{} (on the way to {})", failure.message, what),
+                ..failure
+            }
+        })
+    }
+}
+
+impl Drop for MoveByCopy {
+    fn drop(&mut self) {
         if !self.begun {
             return;
         }
@@ -139,37 +153,5 @@ impl MoveByCopy {
             let mut remover = Remover::new(dir, self.temp.clone());
             while let Ok(false) = remover.step() {}
         }
-    }
-}
-
-impl Handler for MoveByCopy {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        self.run(out).unwrap_or_else(|failure| {
-            self.undo();
-            let what = names::show(&self.destination.path());
-            out.error(Failure {
-                message: format!("{} (on the way to {})", failure.message, what),
-                ..failure
-            });
-            Step::Done
-        })
-    }
-
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        super::discard(bytes, out)
-    }
-
-    fn end(&mut self, _out: &mut dyn Out) -> Step {
-        Step::Again
-    }
-
-    fn cancel(&mut self) {
-        self.undo();
-    }
-}
-
-impl Drop for MoveByCopy {
-    fn drop(&mut self) {
-        self.undo();
     }
 }

@@ -12,7 +12,7 @@ use super::walk::{Visit, Walker};
 use super::{entry, names};
 use crate::sys::{self, Stat};
 use crate::wire::bytes;
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use serde_json::{json, Value};
 use std::collections::VecDeque;
 
@@ -86,41 +86,6 @@ fn parse_cursor(cursor: &[u8], recursive: bool) -> Result<VecDeque<Vec<u8>>, Fai
 }
 
 impl List {
-    fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
-        let mut left = STEP_ENTRIES;
-        while left > 0 {
-            if let Some(name) = self.seek.pop_front() {
-                left -= 1;
-                self.walker.skip_to(&name);
-                if self.recursive && self.walker.enter(&name).is_err() {
-                    self.seek.clear();
-                }
-                continue;
-            }
-            match self.walker.next() {
-                Ok(Visit::Entry { name, stat }) => {
-                    left -= 1;
-                    if !self.take(&name, &stat)? {
-                        self.answer(out, true);
-                        return Ok(Step::Done);
-                    }
-                }
-                Ok(Visit::Leave(_)) => left -= 1,
-                Ok(Visit::Pending) => left = left.saturating_sub(SCAN_COST),
-                Ok(Visit::End) => {
-                    self.answer(out, false);
-                    return Ok(Step::Done);
-                }
-                Err(error) if self.walker.is_fatal() => {
-                    return Err(failed(error, "list", &self.base));
-                }
-                // A directory below that cannot be read is shown as empty.
-                Err(_) => left -= 1,
-            }
-        }
-        Ok(Step::Again)
-    }
-
     /// Add an entry to the page; `false` when the page is full without it.
     fn take(&mut self, name: &[u8], stat: &Stat) -> Result<bool, Failure> {
         let relative = self.walker.path_of(name);
@@ -171,20 +136,38 @@ impl List {
 }
 
 impl Handler for List {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        self.run(out).unwrap_or_else(|failure| {
-            out.error(failure);
-            Step::Done
-        })
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
+        let mut left = STEP_ENTRIES;
+        while left > 0 {
+            if let Some(name) = self.seek.pop_front() {
+                left -= 1;
+                self.walker.skip_to(&name);
+                if self.recursive && self.walker.enter(&name).is_err() {
+                    self.seek.clear();
+                }
+                continue;
+            }
+            match self.walker.next() {
+                Ok(Visit::Entry { name, stat }) => {
+                    left -= 1;
+                    if !self.take(&name, &stat)? {
+                        self.answer(out, true);
+                        return Ok(Step::Done);
+                    }
+                }
+                Ok(Visit::Leave(_)) => left -= 1,
+                Ok(Visit::Pending) => left = left.saturating_sub(SCAN_COST),
+                Ok(Visit::End) => {
+                    self.answer(out, false);
+                    return Ok(Step::Done);
+                }
+                Err(error) if self.walker.is_fatal() => {
+                    return Err(failed(error, "list", &self.base));
+                }
+                // A directory below that cannot be read is shown as empty.
+                Err(_) => left -= 1,
+            }
+        }
+        Ok(Step::Again)
     }
-
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        super::discard(bytes, out)
-    }
-
-    fn end(&mut self, _out: &mut dyn Out) -> Step {
-        Step::Again
-    }
-
-    fn cancel(&mut self) {}
 }

@@ -29,7 +29,7 @@ mod write;
 
 use crate::identity::Identity;
 use crate::sys;
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use request::Request;
 use serde_json::Value;
 
@@ -142,28 +142,12 @@ fn answer(value: Value) -> Result<Box<dyn Handler>, Failure> {
 struct Answer(Option<Value>);
 
 impl Handler for Answer {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
         if let Some(value) = self.0.take() {
             out.result(value);
         }
-        Step::Done
+        Ok(Step::Done)
     }
-
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        discard(bytes, out)
-    }
-
-    fn end(&mut self, _out: &mut dyn Out) -> Step {
-        Step::Again
-    }
-
-    fn cancel(&mut self) {}
-}
-
-/// Discard DATA for a verb that takes none, and grant it back so that the client does not wait.
-fn discard(bytes: &[u8], out: &mut dyn Out) -> Step {
-    out.grant(bytes.len() as u32);
-    Step::Again
 }
 
 #[cfg(test)]

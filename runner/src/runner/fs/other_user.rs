@@ -4,7 +4,7 @@
 //! made is removed by the user who made it.
 
 use crate::identity::{Identity, OtherUser};
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Stepped};
 use crate::wire::request::Fields;
 use serde_json::Value;
 use std::os::unix::io::RawFd;
@@ -57,42 +57,25 @@ struct OtherUsers {
 }
 
 impl OtherUsers {
-    fn call<T>(&mut self, work: impl FnOnce(&mut dyn Handler) -> T) -> Option<T> {
-        let inner = self.inner.as_mut()?;
-        let work = || work(inner.as_mut());
-        self.identity.as_other(&self.user, work).ok()
-    }
-
-    fn stepped(
-        &mut self,
-        out: &mut dyn Out,
-        work: impl FnOnce(&mut dyn Handler, &mut dyn Out) -> Step,
-    ) -> Step {
-        match self.call(|inner| work(inner, out)) {
-            Some(step) => step,
-            None => {
-                out.error(Failure::new("internal", "the ids could not be changed"));
-                Step::Done
-            }
-        }
+    fn call(&mut self, work: impl FnOnce(&mut dyn Handler) -> Stepped) -> Stepped {
+        let failed = || Failure::new("internal", "the ids could not be changed");
+        let inner = self.inner.as_mut().ok_or_else(failed)?;
+        let stepped = self.identity.as_other(&self.user, || work(inner.as_mut()));
+        stepped.unwrap_or_else(|_errno| Err(failed()))
     }
 }
 
 impl Handler for OtherUsers {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        self.stepped(out, |inner, out| inner.step(out))
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
+        self.call(|inner| inner.step(out))
     }
 
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        self.stepped(out, |inner, out| inner.data(bytes, out))
+    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Stepped {
+        self.call(|inner| inner.data(bytes, out))
     }
 
-    fn end(&mut self, out: &mut dyn Out) -> Step {
-        self.stepped(out, |inner, out| inner.end(out))
-    }
-
-    fn cancel(&mut self) {
-        self.call(|inner| inner.cancel());
+    fn end(&mut self, out: &mut dyn Out) -> Stepped {
+        self.call(|inner| inner.end(out))
     }
 
     fn interest(&self) -> Option<(RawFd, bool, bool)> {

@@ -13,7 +13,7 @@ use super::request::Request;
 use super::resolve::{failed, Object};
 use super::{entry, names};
 use crate::sys::{self, as_fd};
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use serde_json::{json, Value};
 use std::os::unix::io::OwnedFd;
 
@@ -120,8 +120,8 @@ fn not_regular(path: &[u8]) -> Failure {
     )
 }
 
-impl Read {
-    fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
+impl Handler for Read {
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
         if let Some(entry) = self.entry.take() {
             out.event(json!({ "event": "open", "entry": entry }));
         }
@@ -153,25 +153,6 @@ impl Read {
     }
 }
 
-impl Handler for Read {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        self.run(out).unwrap_or_else(|failure| {
-            out.error(failure);
-            Step::Done
-        })
-    }
-
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        super::discard(bytes, out)
-    }
-
-    fn end(&mut self, _out: &mut dyn Out) -> Step {
-        Step::Again
-    }
-
-    fn cancel(&mut self) {}
-}
-
 /// Return the event that is sent with a descriptor. The client compares device and inode, because the
 /// descriptor may be lost on the way.
 fn open_event(object: &Object) -> Result<Value, Failure> {
@@ -190,32 +171,19 @@ struct Passed {
     size: u64,
 }
 
-impl Passed {
-    fn answer(&self, out: &mut dyn Out) -> Step {
-        out.result(json!({ "size": self.size, "bytes": 0 }));
-        Step::Done
-    }
-}
-
 impl Handler for Passed {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
         if let Some((event, file)) = self.opened.take() {
             out.descriptor(event, file);
         }
-        if self.held {
-            return Step::Idle;
+        match self.held {
+            true => Ok(Step::Idle),
+            false => self.end(out),
         }
-        self.answer(out)
     }
 
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        super::discard(bytes, out);
-        Step::Idle
+    fn end(&mut self, out: &mut dyn Out) -> Stepped {
+        out.result(json!({ "size": self.size, "bytes": 0 }));
+        Ok(Step::Done)
     }
-
-    fn end(&mut self, out: &mut dyn Out) -> Step {
-        self.answer(out)
-    }
-
-    fn cancel(&mut self) {}
 }

@@ -10,7 +10,7 @@ use super::request::Request;
 use super::resolve::{failed, Place};
 use crate::fs::names;
 use crate::sys;
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use serde_json::json;
 
 pub fn open(request: &Request<'_>) -> Result<Box<dyn Handler>, Failure> {
@@ -77,40 +77,15 @@ struct Remove {
     flush: Flush,
 }
 
-impl Remove {
-    fn run(&mut self) -> Result<bool, Failure> {
+impl Handler for Remove {
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
         if !self.remover.step()? {
-            return Ok(false);
+            return Ok(Step::Again);
         }
         self.flush
             .names(self.place.dir())
             .map_err(|error| failed(error, "remove", &self.place.path()))?;
-        Ok(true)
+        out.result(json!({ "removed": self.remover.removed }));
+        Ok(Step::Done)
     }
-}
-
-impl Handler for Remove {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        match self.run() {
-            Ok(false) => Step::Again,
-            Ok(true) => {
-                out.result(json!({ "removed": self.remover.removed }));
-                Step::Done
-            }
-            Err(failure) => {
-                out.error(failure);
-                Step::Done
-            }
-        }
-    }
-
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        super::discard(bytes, out)
-    }
-
-    fn end(&mut self, _out: &mut dyn Out) -> Step {
-        Step::Again
-    }
-
-    fn cancel(&mut self) {}
 }

@@ -12,7 +12,7 @@ use super::resolve::{failed, Place, Resolver};
 use super::temp::{Purpose, TempFile};
 use super::{entry, names};
 use crate::sys::{self, Stat};
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use serde_json::Value;
 
 const DEFAULT_MODE: u32 = 0o644;
@@ -184,50 +184,28 @@ impl Write {
             self.size.unwrap_or(0)
         ))
     }
-
-    fn undo(&mut self) {
-        self.temp = None;
-        self.place.made.undo();
-    }
 }
 
 impl Handler for Write {
-    fn step(&mut self, _out: &mut dyn Out) -> Step {
-        Step::Idle
+    fn step(&mut self, _out: &mut dyn Out) -> Stepped {
+        Ok(Step::Idle)
     }
 
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        match self.take(bytes) {
-            Ok(()) => {
-                out.grant(bytes.len() as u32);
-                Step::Idle
-            }
-            Err(failure) => {
-                self.undo();
-                out.error(failure);
-                Step::Done
-            }
-        }
+    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Stepped {
+        self.take(bytes)?;
+        out.grant(bytes.len() as u32);
+        Ok(Step::Idle)
     }
 
-    fn end(&mut self, out: &mut dyn Out) -> Step {
-        match self.finish() {
-            Ok(entry) => out.result(entry),
-            Err(failure) => {
-                self.undo();
-                out.error(failure);
-            }
-        }
-        Step::Done
-    }
-
-    fn cancel(&mut self) {
-        self.undo();
+    fn end(&mut self, out: &mut dyn Out) -> Stepped {
+        out.result(self.finish()?);
+        Ok(Step::Done)
     }
 }
 
 impl Drop for Write {
     fn drop(&mut self) {
-        self.undo();
+        self.temp = None;
+        self.place.made.undo();
     }
 }

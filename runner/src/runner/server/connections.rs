@@ -225,13 +225,8 @@ impl Server {
         let exec = open.work.exec();
         match open.work {
             Work::Verb {
-                mut handler, watch, ..
-            } => {
-                handler.cancel();
-                if let Some(watch) = watch {
-                    self.cx.poll.remove(watch.fd, watch.token);
-                }
-            }
+                watch: Some(watch), ..
+            } => self.cx.poll.remove(watch.fd, watch.token),
             Work::Wait {
                 timer: Some(timer), ..
             } => self.cx.timers.cancel(timer),

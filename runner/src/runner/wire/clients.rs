@@ -3,7 +3,7 @@
 //! Knows nothing of commands: a stream that follows one is served by `exec`.
 
 use super::connection::{self, Connection, Stream, StreamOut, Watch, Work};
-use super::handler::{Failure, Handler, Step};
+use super::handler::{Failure, Handler, Out, Step};
 use crate::poll::{self, Poll, Source};
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
@@ -179,6 +179,10 @@ impl Clients {
             Call::Data(bytes) => handler.data(bytes, &mut out),
             Call::End => handler.end(&mut out),
         };
+        let step = step.unwrap_or_else(|failure| {
+            out.error(failure);
+            Step::Done
+        });
         if step == Step::Done || out.done {
             if !out.done {
                 let failure = Failure::new("internal", "a verb ended without an answer");

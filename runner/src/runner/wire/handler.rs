@@ -106,15 +106,24 @@ pub trait Out {
     fn error(&mut self, failure: Failure);
 }
 
+/// What a call of a handler returns. A failure is the answer, and the stream is over.
+pub type Stepped = Result<Step, Failure>;
+
+/// A handler is dropped when its stream is over, at CANCEL, and when the connection is gone. What is half
+/// made then is undone; the loop answers `cancelled` itself.
 pub trait Handler {
     /// Called right after OPEN, on new credit, on readiness of `fd`, and after `Step::Again`.
-    fn step(&mut self, out: &mut dyn Out) -> Step;
-    /// The client sent DATA (never more than was granted). Call `out.grant` once it is consumed.
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step;
+    fn step(&mut self, out: &mut dyn Out) -> Stepped;
+    /// The client sent DATA (never more than was granted). Call `out.grant` once it is consumed. A verb
+    /// that takes none discards it, and grants it back so that the client does not wait.
+    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Stepped {
+        out.grant(bytes.len() as u32);
+        Ok(Step::Again)
+    }
     /// The client will send no more DATA.
-    fn end(&mut self, out: &mut dyn Out) -> Step;
-    /// CANCEL, or the connection is gone: undo what is half made. The loop answers `cancelled` itself.
-    fn cancel(&mut self);
+    fn end(&mut self, _out: &mut dyn Out) -> Stepped {
+        Ok(Step::Again)
+    }
     /// A descriptor to wait on, and whether for reading and/or writing; asked again after every call.
     fn interest(&self) -> Option<(RawFd, bool, bool)> {
         None

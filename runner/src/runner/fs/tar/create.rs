@@ -13,7 +13,7 @@ use crate::fs::tar::writer::{write_header, Header, Kind, END};
 use crate::fs::walk::{Visit, Walker};
 use crate::sys::{self, as_fd, Stat};
 use crate::tar::padding;
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use serde_json::json;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
@@ -116,38 +116,6 @@ impl TarOut {
             size,
             short: false,
         });
-    }
-
-    fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
-        let (mut visits, mut bytes) = (STEP_VISITS, STEP_BYTES);
-        loop {
-            if self.ready.len() >= BUFFER_BYTES || self.ended {
-                let count = self.ready.len().min(out.credit()).min(BUFFER_BYTES);
-                if count == 0 && !self.ready.is_empty() {
-                    return Ok(Step::Idle);
-                }
-                if count > 0 {
-                    out.data(&self.ready[..count]);
-                    self.ready.drain(..count);
-                    bytes = bytes.saturating_sub(count);
-                }
-                if self.ended && self.ready.is_empty() {
-                    out.result(json!({ "entries": self.entries, "bytes": self.bytes }));
-                    return Ok(Step::Done);
-                }
-            }
-            if bytes == 0 || visits == 0 {
-                return Ok(Step::Again);
-            }
-            if self.ended || self.ready.len() >= BUFFER_BYTES {
-                continue;
-            }
-            if self.body.is_some() {
-                self.read_body()?;
-                continue;
-            }
-            visits = visits.saturating_sub(self.visit()?);
-        }
     }
 
     fn read_body(&mut self) -> Result<(), Failure> {
@@ -260,20 +228,35 @@ fn open_file(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<OwnedFd> {
 }
 
 impl Handler for TarOut {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        self.run(out).unwrap_or_else(|failure| {
-            out.error(failure);
-            Step::Done
-        })
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
+        let (mut visits, mut bytes) = (STEP_VISITS, STEP_BYTES);
+        loop {
+            if self.ready.len() >= BUFFER_BYTES || self.ended {
+                let count = self.ready.len().min(out.credit()).min(BUFFER_BYTES);
+                if count == 0 && !self.ready.is_empty() {
+                    return Ok(Step::Idle);
+                }
+                if count > 0 {
+                    out.data(&self.ready[..count]);
+                    self.ready.drain(..count);
+                    bytes = bytes.saturating_sub(count);
+                }
+                if self.ended && self.ready.is_empty() {
+                    out.result(json!({ "entries": self.entries, "bytes": self.bytes }));
+                    return Ok(Step::Done);
+                }
+            }
+            if bytes == 0 || visits == 0 {
+                return Ok(Step::Again);
+            }
+            if self.ended || self.ready.len() >= BUFFER_BYTES {
+                continue;
+            }
+            if self.body.is_some() {
+                self.read_body()?;
+                continue;
+            }
+            visits = visits.saturating_sub(self.visit()?);
+        }
     }
-
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        crate::fs::discard(bytes, out)
-    }
-
-    fn end(&mut self, _out: &mut dyn Out) -> Step {
-        Step::Again
-    }
-
-    fn cancel(&mut self) {}
 }

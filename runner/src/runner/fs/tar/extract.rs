@@ -18,7 +18,7 @@ use crate::fs::walk::Trail;
 use crate::fs::{lookup, names};
 use crate::sys::{self, as_fd, Times};
 use crate::tar::reader::{Item, Kind, Member, Reader, Reason, Refusal};
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use serde_json::json;
 use std::os::unix::io::{BorrowedFd, OwnedFd};
 
@@ -345,44 +345,6 @@ impl TarIn {
         }
         false
     }
-
-    fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
-        if self.used < self.pending.len() {
-            let pending = std::mem::take(&mut self.pending);
-            let used = self.feed(&pending[self.used..]);
-            self.pending = pending;
-            let used = used?;
-            self.used += used;
-            out.grant(used as u32);
-            if self.used < self.pending.len() {
-                return Ok(Step::Again);
-            }
-            self.pending.clear();
-            self.used = 0;
-        }
-        if !self.no_more {
-            return Ok(Step::Idle);
-        }
-        if !self.reader.has_ended() {
-            return Err(Failure::invalid("archive: it stops before its end marker"));
-        }
-        if !self.set_late_modes() {
-            return Ok(Step::Again);
-        }
-        self.batches
-            .all()
-            .map_err(|error| failed(error, "unpack into", &self.base_path))?;
-        out.result(json!({ "entries": self.entries, "bytes": self.bytes }));
-        Ok(Step::Done)
-    }
-
-    fn settle(&mut self, answer: Result<Step, Failure>, out: &mut dyn Out) -> Step {
-        answer.unwrap_or_else(|failure| {
-            self.current = None;
-            out.error(failure);
-            Step::Done
-        })
-    }
 }
 
 impl From<Refusal> for Failure {
@@ -451,37 +413,52 @@ fn put(
 }
 
 impl Handler for TarIn {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        let answer = self.run(out);
-        self.settle(answer, out)
-    }
-
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        if !self.pending.is_empty() {
-            self.pending.extend_from_slice(bytes);
-            return Step::Again;
-        }
-        // Large files pass through here without a copy.
-        match self.feed(bytes) {
-            Ok(used) => {
-                out.grant(used as u32);
-                self.pending.extend_from_slice(&bytes[used..]);
-                if self.pending.is_empty() {
-                    Step::Idle
-                } else {
-                    Step::Again
-                }
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
+        if self.used < self.pending.len() {
+            let pending = std::mem::take(&mut self.pending);
+            let used = self.feed(&pending[self.used..]);
+            self.pending = pending;
+            let used = used?;
+            self.used += used;
+            out.grant(used as u32);
+            if self.used < self.pending.len() {
+                return Ok(Step::Again);
             }
-            Err(failure) => self.settle(Err(failure), out),
+            self.pending.clear();
+            self.used = 0;
         }
+        if !self.no_more {
+            return Ok(Step::Idle);
+        }
+        if !self.reader.has_ended() {
+            return Err(Failure::invalid("archive: it stops before its end marker"));
+        }
+        if !self.set_late_modes() {
+            return Ok(Step::Again);
+        }
+        self.batches
+            .all()
+            .map_err(|error| failed(error, "unpack into", &self.base_path))?;
+        out.result(json!({ "entries": self.entries, "bytes": self.bytes }));
+        Ok(Step::Done)
     }
 
-    fn end(&mut self, _out: &mut dyn Out) -> Step {
+    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Stepped {
+        let mut used = 0;
+        if self.pending.is_empty() {
+            // Large files pass through here without a copy.
+            used = self.feed(bytes)?;
+            out.grant(used as u32);
+        }
+        self.pending.extend_from_slice(&bytes[used..]);
+        Ok(match self.pending.is_empty() {
+            true => Step::Idle,
+            false => Step::Again,
+        })
+    }
+
+    fn end(&mut self, _out: &mut dyn Out) -> Stepped {
         self.no_more = true;
-        Step::Again
-    }
-
-    fn cancel(&mut self) {
-        self.current = None;
+        Ok(Step::Again)
     }
 }

@@ -16,7 +16,7 @@ mod writing;
 
 use super::{open, Directories};
 use crate::wire::bytes;
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use serde_json::{json, Value};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -220,7 +220,7 @@ impl Drop for Place {
 
 /// Call `step` until the verb is over; send no more DATA than was granted beyond the first MiB.
 pub fn drive(handler: &mut dyn Handler, data: &[u8], piece: usize, out: &mut Recorder) {
-    let mut step = handler.step(out);
+    let mut step = recorded(handler.step(out), out);
     let (mut rest, mut sent, mut ended) = (data, 0u64, false);
     for _ in 0..50_000_000u64 {
         match step {
@@ -228,17 +228,17 @@ pub fn drive(handler: &mut dyn Handler, data: &[u8], piece: usize, out: &mut Rec
                 assert!(out.outcome.is_some(), "done without an answer");
                 return;
             }
-            Step::Again => step = handler.step(out),
+            Step::Again => step = recorded(handler.step(out), out),
             Step::Idle => {
                 let window = (1u64 << 20) + out.granted - sent;
                 let count = rest.len().min(piece).min(window as usize);
                 if count > 0 {
                     sent += count as u64;
-                    step = handler.data(&rest[..count], out);
+                    step = recorded(handler.data(&rest[..count], out), out);
                     rest = &rest[count..];
                 } else if rest.is_empty() && !ended {
                     ended = true;
-                    step = handler.end(out);
+                    step = recorded(handler.end(out), out);
                 } else {
                     panic!("waits for ever: {} of {} bytes sent", sent, data.len());
                 }
@@ -248,10 +248,18 @@ pub fn drive(handler: &mut dyn Handler, data: &[u8], piece: usize, out: &mut Rec
     panic!("never ends");
 }
 
+/// Record a failure as the end of the stream.
+fn recorded(stepped: Stepped, out: &mut Recorder) -> Step {
+    stepped.unwrap_or_else(|failure| {
+        out.error(failure);
+        Step::Done
+    })
+}
+
 /// Call `step` until the verb is idle or done.
 pub fn settle(handler: &mut dyn Handler, out: &mut Recorder) -> Step {
     loop {
-        match handler.step(out) {
+        match recorded(handler.step(out), out) {
             Step::Again => {}
             step => return step,
         }

@@ -46,10 +46,10 @@ fn descriptor_is_passed_for_a_large_file_and_ends_the_stream_or_holds_it() {
     let mut request = request;
     request["hold"] = json!(true);
     let mut handler = place.open("fs.read", &request).unwrap();
-    assert_eq!(handler.step(&mut out), Step::Idle);
-    assert_eq!(handler.step(&mut out), Step::Idle);
+    assert_eq!(handler.step(&mut out).unwrap(), Step::Idle);
+    assert_eq!(handler.step(&mut out).unwrap(), Step::Idle);
     assert_eq!((out.descriptors.len(), out.outcome.is_none()), (1, true));
-    assert_eq!(handler.end(&mut out), Step::Done);
+    assert_eq!(handler.end(&mut out).unwrap(), Step::Done);
     assert!(out.outcome.unwrap().is_ok());
 }
 

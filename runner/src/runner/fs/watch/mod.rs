@@ -20,7 +20,7 @@ use crate::fs::watch::tree::Tree;
 use crate::fs::{lookup, names};
 use crate::sys::{self, as_fd, FileIdentity};
 use crate::wire::bytes;
-use crate::wire::handler::{Failure, Handler, Out, Step};
+use crate::wire::handler::{Failure, Handler, Out, Step, Stepped};
 use serde_json::json;
 use std::collections::{HashMap, VecDeque};
 use std::os::unix::io::{BorrowedFd, OwnedFd, RawFd};
@@ -105,29 +105,6 @@ fn too_many(path: &[u8]) -> Failure {
 }
 
 impl Watch {
-    fn run(&mut self, out: &mut dyn Out) -> Result<Step, Failure> {
-        self.waiting = self.watching && out.credit() == 0;
-        if self.waiting {
-            // The client does not read. The kernel's queue fills, and reports an overflow.
-            return Ok(Step::Idle);
-        }
-        if self.watching && self.read_events(out)? {
-            return Ok(Step::Again);
-        }
-        if self.watching {
-            self.forget_moved_away();
-        }
-        if self.scan_some(out)? {
-            return Ok(Step::Again);
-        }
-        if !self.watching {
-            self.watching = true;
-            out.event(json!({ "event": "watching" }));
-            return Ok(Step::Again);
-        }
-        Ok(Step::Idle)
-    }
-
     fn path_of(&self, wd: Wd, name: &[u8]) -> Option<Vec<u8>> {
         let mut names = self.tree.names(wd)?;
         names.push(name);
@@ -420,22 +397,28 @@ fn open_below(dir: BorrowedFd<'_>, name: &[u8]) -> sys::Result<OwnedFd> {
 }
 
 impl Handler for Watch {
-    fn step(&mut self, out: &mut dyn Out) -> Step {
-        self.run(out).unwrap_or_else(|failure| {
-            out.error(failure);
-            Step::Done
-        })
+    fn step(&mut self, out: &mut dyn Out) -> Stepped {
+        self.waiting = self.watching && out.credit() == 0;
+        if self.waiting {
+            // The client does not read. The kernel's queue fills, and reports an overflow.
+            return Ok(Step::Idle);
+        }
+        if self.watching && self.read_events(out)? {
+            return Ok(Step::Again);
+        }
+        if self.watching {
+            self.forget_moved_away();
+        }
+        if self.scan_some(out)? {
+            return Ok(Step::Again);
+        }
+        if !self.watching {
+            self.watching = true;
+            out.event(json!({ "event": "watching" }));
+            return Ok(Step::Again);
+        }
+        Ok(Step::Idle)
     }
-
-    fn data(&mut self, bytes: &[u8], out: &mut dyn Out) -> Step {
-        crate::fs::discard(bytes, out)
-    }
-
-    fn end(&mut self, _out: &mut dyn Out) -> Step {
-        Step::Again
-    }
-
-    fn cancel(&mut self) {}
 
     fn interest(&self) -> Option<(RawFd, bool, bool)> {
         // While the client takes nothing, a readable queue would be reported over and over.
