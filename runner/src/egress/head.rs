@@ -38,9 +38,8 @@ type Block<'a> = (Vec<&'a [u8]>, usize);
 pub fn block(bytes: &[u8], most: usize) -> Parsed<Option<Block<'_>>> {
     let (mut lines, mut at) = (Vec::new(), 0);
     loop {
-        let found = match line(&bytes[at..], most - at)? {
-            Some(found) => found,
-            None => return Ok(None),
+        let Some(found) = line(&bytes[at..], most - at)? else {
+            return Ok(None);
         };
         at += found.len() + 2;
         if found.is_empty() {
@@ -85,9 +84,8 @@ pub fn field(line: &[u8]) -> Parsed<(&str, &[u8])> {
 }
 
 fn parse(bytes: &[u8], most: usize) -> Parsed<Option<(Head, usize)>> {
-    let (lines, length) = match block(bytes, most)? {
-        Some(found) => found,
-        None => return Ok(None),
+    let Some((lines, length)) = block(bytes, most)? else {
+        return Ok(None);
     };
     let wrong = "the first line is not valid";
     let (first, fields) = lines.split_first().ok_or(wrong)?;
@@ -132,9 +130,8 @@ pub fn is_token(b: u8) -> bool {
 
 /// Read the head of a request; return it and its length, None if it is not complete.
 pub fn request(bytes: &[u8]) -> Parsed<Option<(Head, usize)>> {
-    let (head, length) = match parse(bytes, MOST_REQUEST)? {
-        Some(found) => found,
-        None => return Ok(None),
+    let Some((head, length)) = parse(bytes, MOST_REQUEST)? else {
+        return Ok(None);
     };
     let [method, target, version] = &head.first;
     if method.is_empty() || !method.bytes().all(is_token) {
@@ -159,9 +156,8 @@ pub fn request(bytes: &[u8]) -> Parsed<Option<(Head, usize)>> {
 
 /// Read the head of an answer.
 pub fn answer(bytes: &[u8]) -> Parsed<Option<(Head, usize)>> {
-    let (head, length) = match parse(bytes, MOST_ANSWER)? {
-        Some(found) => found,
-        None => return Ok(None),
+    let Some((head, length)) = parse(bytes, MOST_ANSWER)? else {
+        return Ok(None);
     };
     let [version, status, _] = &head.first;
     let known = version == "HTTP/1.1" || version == "HTTP/1.0";

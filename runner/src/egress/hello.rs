@@ -147,9 +147,8 @@ const SPACES: &[u8] = b" \t\x0b\x0c";
 /// other spaces, lines that end with only a line feed. What could be read in two ways is unclear.
 fn http(bytes: &[u8]) -> First {
     let before = |b: &u8| SPACES.contains(b) || b"\r\n".contains(b);
-    let start = match bytes.iter().position(|b| !before(b)) {
-        Some(start) => start,
-        None => return First::More,
+    let Some(start) = bytes.iter().position(|b| !before(b)) else {
+        return First::More;
     };
     let bytes = &bytes[start..];
     let end_of_line = bytes.iter().position(|&b| b == b'\n');
@@ -191,9 +190,8 @@ fn http(bytes: &[u8]) -> First {
     if method == "pri" {
         return First::Unclear;
     }
-    let end = match end_of_headers(bytes) {
-        Some(end) => end,
-        None => return First::More,
+    let Some(end) = end_of_headers(bytes) else {
+        return First::More;
     };
     let mut hosts: Vec<String> = Vec::new();
     if let Some((_, rest)) = target.split_once("://") {

@@ -89,9 +89,8 @@ impl Requests {
     }
 
     fn head(&mut self, bytes: &[u8], name: &str, port: u16) -> Parsed<Next> {
-        let (head, length) = match head::request(bytes)? {
-            Some(found) => found,
-            None => return Ok(Next::More),
+        let Some((head, length)) = head::request(bytes)? else {
+            return Ok(Next::More);
         };
         if !head.is_for(name, port)? {
             return Ok(Next::Refused(ANOTHER));
@@ -112,9 +111,8 @@ impl Requests {
     }
 
     fn chunk(&mut self, bytes: &[u8], before: u64) -> Parsed<Next> {
-        let line = match line(bytes, MOST_CHUNK_LINE)? {
-            Some(line) => line,
-            None => return Ok(Next::More),
+        let Some(line) = line(bytes, MOST_CHUNK_LINE)? else {
+            return Ok(Next::More);
         };
         let digits = line.iter().take_while(|b| b.is_ascii_hexdigit()).count();
         let after = &line[digits..];
@@ -132,9 +130,8 @@ impl Requests {
     }
 
     fn trailers(&mut self, bytes: &[u8]) -> Parsed<Next> {
-        let (lines, length) = match block(bytes, MOST_REQUEST)? {
-            Some(found) => found,
-            None => return Ok(Next::More),
+        let Some((lines, length)) = block(bytes, MOST_REQUEST)? else {
+            return Ok(Next::More);
         };
         for one in lines {
             let (name, _) = field(one)?;

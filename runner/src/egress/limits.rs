@@ -130,9 +130,8 @@ impl Meter {
         if left == 0 {
             return Room::Never;
         }
-        let rate = match self.rate {
-            Some(rate) => rate,
-            None => return Room::Bytes(left),
+        let Some(rate) = self.rate else {
+            return Room::Bytes(left);
         };
         let passed = now.duration_since(self.filled).as_micros() as u64;
         let gained = rate.saturating_mul(passed) / 1_000_000;

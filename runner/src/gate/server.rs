@@ -264,9 +264,8 @@ fn message(what: &str, errno: Errno) -> String {
 
 /// Serve a client in its own thread, unless there are too many.
 fn admit(client: Arc<OwnedFd>, entry: Arc<Entry>) {
-    let place = match Counted::below(&entry, MOST_THREADS, |entry| &entry.threads) {
-        Some(place) => place,
-        None => return,
+    let Some(place) = Counted::below(&entry, MOST_THREADS, |entry| &entry.threads) else {
+        return;
     };
     let newcomer = entry.newcomers.admit(&client);
     let thread = std::thread::Builder::new().stack_size(STACK);

@@ -58,12 +58,9 @@ pub fn unwrapped(client: &OwnedFd, until: Instant) -> Result<Unwrapped, String> 
         }
         wait(&[(client.as_fd(), PollFlags::IN)], Some(until)).map_err(failed)?;
     };
-    let key = match key_in(&head) {
-        Some(key) => key,
-        None => {
-            let _unread = sys::write_all(fd, REFUSAL);
-            return Err("not a WebSocket".to_owned());
-        }
+    let Some(key) = key_in(&head) else {
+        let _unread = sys::write_all(fd, REFUSAL);
+        return Err("not a WebSocket".to_owned());
     };
     outer.output.extend_from_slice(&switching(&key));
     let (inside, outside) = UnixStream::pair().map_err(|error| error.to_string())?;
@@ -265,9 +262,8 @@ impl Decoder {
                 used = end;
                 continue;
             }
-            let head = match FrameHead::parse(&input[used..]) {
-                Some(head) => head,
-                None => break,
+            let Some(head) = FrameHead::parse(&input[used..]) else {
+                break;
             };
             let key = match head.key {
                 Some(key) if head.is_valid() && head.kind() != TEXT => key,

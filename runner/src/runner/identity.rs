@@ -131,9 +131,8 @@ impl Identity {
     /// Drop supplementary groups and every capability that is not needed. Called once, when the runner
     /// starts.
     pub fn drop_privileges(&self) -> Result<(), Errno> {
-        let user = match self.user {
-            Some(user) => user,
-            None => return Ok(()),
+        let Some(user) = self.user else {
+            return Ok(());
         };
         drop_groups()?;
         keep_only(self.kept)?;

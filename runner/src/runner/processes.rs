@@ -174,9 +174,8 @@ pub fn list(owners: &Owners) -> Value {
     let mut cut = truncated;
     for process in found.iter().take(protocol::MAX_PROCESSES) {
         // It ended since it was listed.
-        let (uid, cmdline, json_size) = match describe(process.pid) {
-            Some(described) => described,
-            None => continue,
+        let Some((uid, cmdline, json_size)) = describe(process.pid) else {
+            continue;
         };
         if json_size + 400 > budget {
             cut = true;

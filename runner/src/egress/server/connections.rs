@@ -33,9 +33,8 @@ impl Egress {
                 (false, Some(fd)) => fd.as_raw_fd(),
                 (false, None) => return,
             };
-            let client = match sys::accept(listener) {
-                Ok(client) => client,
-                Err(_) => return,
+            let Ok(client) = sys::accept(listener) else {
+                return;
             };
             if let Ok(wanted) = sys::original_destination(client.as_raw_fd(), v4) {
                 self.begin(client, wanted);
@@ -207,14 +206,11 @@ impl Egress {
                 State::Dialling(rest) => rest.pop_front(),
                 _ => None,
             };
-            let address = match address {
-                Some(address) => address,
-                None => {
-                    let reason = std::io::Error::from_raw_os_error(last).to_string();
-                    self.failed += 1;
-                    self.note(id, &connection, "failed", Some(&reason));
-                    return reset(&connection.client);
-                }
+            let Some(address) = address else {
+                let reason = std::io::Error::from_raw_os_error(last).to_string();
+                self.failed += 1;
+                self.note(id, &connection, "failed", Some(&reason));
+                return reset(&connection.client);
             };
             if let Ok(server) = connect(SocketAddr::new(address, port)) {
                 // Not earlier, so that a server on this network can begin its work meanwhile.
@@ -373,9 +369,8 @@ enum Passage {
 }
 
 fn first_bytes(connection: &Connection, buffer: &mut [u8]) -> Passage {
-    let bytes = match peek(connection.client.as_raw_fd(), buffer) {
-        Some(bytes) => bytes,
-        None => return Passage::Silent,
+    let Some(bytes) = peek(connection.client.as_raw_fd(), buffer) else {
+        return Passage::Silent;
     };
     if bytes.is_empty() {
         return Passage::Open(First::Nothing);

@@ -19,9 +19,8 @@ impl Egress {
     pub(super) fn read_questions(&mut self) {
         let mut buffer = [0u8; 512];
         for _ in 0..64 {
-            let (n, from) = match receive_from(&self.sockets.dns, &mut buffer) {
-                Some(got) => got,
-                None => return,
+            let Some((n, from)) = receive_from(&self.sockets.dns, &mut buffer) else {
+                return;
             };
             if let Some(question) = dns_messages::question(&buffer[..n]) {
                 self.question(question, from);

@@ -91,9 +91,8 @@ impl Egress {
                     return Ok(flow);
                 }
             }
-            let (server, up) = match (&c.server, &mut c.up) {
-                (Some(server), Some(up)) => (server, up),
-                _ => return Ok(Flow::Done),
+            let (Some(server), Some(up)) = (&c.server, &mut c.up) else {
+                return Ok(Flow::Done);
             };
             let passes = if c.requests.is_some() {
                 c.passes
@@ -128,9 +127,8 @@ impl Egress {
     }
 
     fn inwards(&mut self, c: &mut Connection, now: Instant) -> Result<Flow> {
-        let (server, down) = match (&c.server, &mut c.down) {
-            (Some(server), Some(down)) => (server, down),
-            _ => return Ok(Flow::Done),
+        let (Some(server), Some(down)) = (&c.server, &mut c.down) else {
+            return Ok(Flow::Done);
         };
         let mut answered = false;
         if let Some(requests) = c.requests.as_mut().filter(|r| r.waits_for_answer()) {
@@ -168,9 +166,8 @@ impl Egress {
 
 /// Check the client's next request. Return what ends the turn, or None if bytes may pass.
 fn next_request(c: &mut Connection, buffer: &mut [u8], now: Instant) -> Option<Flow> {
-    let (requests, name) = match (&mut c.requests, &c.name) {
-        (Some(requests), Some(name)) => (requests, name),
-        _ => return None,
+    let (Some(requests), Some(name)) = (&mut c.requests, &c.name) else {
+        return None;
     };
     let bytes = match recv(&c.client, &mut *buffer, RecvFlags::PEEK) {
         Err(Errno::AGAIN) => return Some(Flow::Idle),

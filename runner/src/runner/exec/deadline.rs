@@ -121,9 +121,8 @@ impl Execs {
     /// Send a signal to the command: to all its processes (`tree`), or only to the first one.
     pub fn signal(&mut self, number: u64, signal: i32, tree: bool, cx: &mut Context) -> Signalled {
         let sent = Signalled::Sent { until: 0 };
-        let exec = match self.get_mut(number) {
-            Some(exec) => exec,
-            None => return sent,
+        let Some(exec) = self.get_mut(number) else {
+            return sent;
         };
         let shell = exec.is_shell();
         if !exec.state.is_over() {

@@ -56,9 +56,8 @@ impl Execs {
     /// Send a stream what its command has for it now.
     pub fn serve(&mut self, stream: StreamId, cx: &mut Context) {
         let open = cx.clients.stream_mut(stream);
-        let number = match open.and_then(|open| open.work.exec()) {
-            Some(number) => number,
-            None => return,
+        let Some(number) = open.and_then(|open| open.work.exec()) else {
+            return;
         };
         let next = match cx.clients.stream_mut(stream).map(|open| &open.work) {
             Some(Work::Follow(_)) => self.send_output(number, stream, cx),
@@ -74,9 +73,8 @@ impl Execs {
 
     /// Serve a stream that waits for the command to start, to end, or to be swept.
     fn check_state(&mut self, number: u64, stream: StreamId, cx: &mut Context) -> Next {
-        let (open, exec) = match (cx.clients.stream_mut(stream), self.get(number)) {
-            (Some(open), Some(exec)) => (open, exec),
-            _ => return Next::Wait,
+        let (Some(open), Some(exec)) = (cx.clients.stream_mut(stream), self.get(number)) else {
+            return Next::Wait;
         };
         let done = match &mut open.work {
             Work::Sweep { until, .. } => {
@@ -105,9 +103,8 @@ impl Execs {
 
     /// Serve an `exec.stdin`: it is over when all of it was written, or the command closed its input.
     fn check_feed(&mut self, number: u64, stream: StreamId, cx: &mut Context) -> Next {
-        let (open, exec) = match (cx.clients.stream_mut(stream), self.get(number)) {
-            (Some(open), Some(exec)) => (open, exec),
-            _ => return Next::Wait,
+        let (Some(open), Some(exec)) = (cx.clients.stream_mut(stream), self.get(number)) else {
+            return Next::Wait;
         };
         let feed = match &open.work {
             Work::Feed(feed) => feed,
@@ -132,17 +129,14 @@ impl Execs {
 
     /// Serve a reader of the output: send chunks as far as credit and room allow.
     fn send_output(&mut self, number: u64, stream: StreamId, cx: &mut Context) -> Next {
-        let exec = match self.get_mut(number) {
-            Some(exec) => exec,
-            None => return Next::Wait,
+        let Some(exec) = self.get_mut(number) else {
+            return Next::Wait;
         };
-        let connection = match cx.clients.get_mut(stream.0) {
-            Some(connection) => connection,
-            None => return Next::Wait,
+        let Some(connection) = cx.clients.get_mut(stream.0) else {
+            return Next::Wait;
         };
-        let open = match connection.streams.get_mut(&stream.1) {
-            Some(open) => open,
-            None => return Next::Wait,
+        let Some(open) = connection.streams.get_mut(&stream.1) else {
+            return Next::Wait;
         };
         let follow = match &mut open.work {
             Work::Follow(follow) => follow,

@@ -42,9 +42,8 @@ impl Execs {
     /// Make a held program the command of this request. The command begins now.
     pub fn hand_over(&mut self, number: u64, start: Start, cx: &mut Context) {
         let message = message(&start, cx);
-        let exec = match self.by_number.get_mut(&number) {
-            Some(exec) => exec,
-            None => return,
+        let Some(exec) = self.by_number.get_mut(&number) else {
+            return;
         };
         self.by_id.remove(&exec.start.exec_id);
         self.by_id.insert(start.exec_id.clone(), number);

@@ -110,9 +110,8 @@ impl Execs {
 
     /// The command never began: its streams get the reason, and it is forgotten.
     pub fn refuse(&mut self, number: u64, failure: &Failure, cx: &mut Context) {
-        let mut exec = match self.forget(number) {
-            Some(exec) => exec,
-            None => return,
+        let Some(mut exec) = self.forget(number) else {
+            return;
         };
         exec.close_ends(&mut cx.poll);
         if let Some(timer) = exec.timer.take() {

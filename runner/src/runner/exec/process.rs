@@ -69,9 +69,8 @@ impl Execs {
 
     /// Handle a report of the command's supervisor.
     pub fn report(&mut self, number: u64, report: Report, cx: &mut Context) {
-        let exec = match self.by_number.get_mut(&number) {
-            Some(exec) => exec,
-            None => return,
+        let Some(exec) = self.by_number.get_mut(&number) else {
+            return;
         };
         match report {
             Report::Started { pid } => {
@@ -111,9 +110,8 @@ impl Execs {
 
     /// The command has no supervisor any more: no process is left below it, or it was killed.
     pub fn supervisor_gone(&mut self, number: u64, cx: &mut Context) {
-        let exec = match self.by_number.get_mut(&number) {
-            Some(exec) => exec,
-            None => return,
+        let Some(exec) = self.by_number.get_mut(&number) else {
+            return;
         };
         exec.supervisor = None;
         self.changed.insert(number);

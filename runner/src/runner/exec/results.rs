@@ -100,9 +100,8 @@ impl Execs {
 
     /// Record the end of a command whose state is final, and drop old results.
     pub(super) fn finish(&mut self, number: u64, cx: &mut Context) {
-        let exec = match self.get_mut(number) {
-            Some(exec) => exec,
-            None => return,
+        let Some(exec) = self.get_mut(number) else {
+            return;
         };
         let observes = exec.start.observe;
         exec.unused_terminal = None;
@@ -146,9 +145,8 @@ impl Execs {
                         && exec.outputs.iter().all(Option::is_none)
                 })
             };
-            let index = match self.finished.iter().position(unused) {
-                Some(index) => index,
-                None => return,
+            let Some(index) = self.finished.iter().position(unused) else {
+                return;
             };
             if let Some(number) = self.finished.remove(index) {
                 self.forget(number);

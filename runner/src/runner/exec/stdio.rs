@@ -30,9 +30,8 @@ impl Execs {
             }
             self.serve_changed(cx);
         }
-        let exec = match self.get(number) {
-            Some(exec) => exec,
-            None => return,
+        let Some(exec) = self.get(number) else {
+            return;
         };
         let closed = source == PTY && !exec.has_output(PTY);
         let ended = exec.ending.is_some() || (exec.status.is_some() && !exec.timed_out);
@@ -44,9 +43,8 @@ impl Execs {
 
     /// Read at most `most` bytes of what is there now. Return how many came.
     fn take_output(&mut self, number: u64, source: u8, most: usize, cx: &mut Context) -> usize {
-        let exec = match self.by_number.get_mut(&number) {
-            Some(exec) => exec,
-            None => return 0,
+        let Some(exec) = self.by_number.get_mut(&number) else {
+            return 0;
         };
         let slot = &mut exec.outputs[usize::from(source)];
         let fd = match slot {
@@ -91,9 +89,8 @@ impl Execs {
 
     /// Poll a terminal again that was open in no process.
     pub fn poll_terminal_again(&mut self, number: u64, cx: &mut Context) {
-        let exec = match self.get_mut(number) {
-            Some(exec) => exec,
-            None => return,
+        let Some(exec) = self.get_mut(number) else {
+            return;
         };
         let running = exec.state == State::Running;
         if let Some(fd) = exec.unused_terminal.take().filter(|_| running) {
@@ -225,9 +222,8 @@ impl Execs {
 
     /// Close the standard input. Queued data is dropped, and its senders get their credit back.
     pub(super) fn drop_input(&mut self, number: u64, cx: &mut Context) {
-        let exec = match self.by_number.get_mut(&number) {
-            Some(exec) => exec,
-            None => return,
+        let Some(exec) = self.by_number.get_mut(&number) else {
+            return;
         };
         exec.input.early = None;
         if let Some(pipe) = exec.input.pipe.take() {

@@ -27,9 +27,8 @@ pub type Given = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Return the attributes that a request gives to a file.
 pub fn given(request: &Request<'_>) -> Result<Given, Failure> {
-    let found = match request.object("attributes")? {
-        Some(found) => found,
-        None => return Ok(Vec::new()),
+    let Some(found) = request.object("attributes")? else {
+        return Ok(Vec::new());
     };
     if found.len() > MOST {
         return Err(Failure::invalid(format!(
@@ -95,9 +94,8 @@ impl Attributes {
             Ok(object) if sys::is_file(&object.stat) => object,
             _ => return Ok((found, size)),
         };
-        let file = match self.resolver.reopen(&object, path) {
-            Ok(file) => file,
-            Err(_) => return Ok((found, size)),
+        let Ok(file) = self.resolver.reopen(&object, path) else {
+            return Ok((found, size));
         };
         for name in sys::attribute_names(as_fd(&file)).unwrap_or_default() {
             if !name.starts_with(&self.prefix) || found.len() == MOST || size > ANSWER_BYTES / 2 {
@@ -121,9 +119,8 @@ impl Attributes {
 impl Handler for Attributes {
     fn step(&mut self, out: &mut dyn Out) -> Stepped {
         for _ in 0..STEP_FILES {
-            let path = match self.left.pop_front() {
-                Some(path) => path,
-                None => break,
+            let Some(path) = self.left.pop_front() else {
+                break;
             };
             let (found, size) = self.of(&path)?;
             if !self.found.is_empty() && self.bytes + size > ANSWER_BYTES {

@@ -26,9 +26,8 @@ impl CreatedParents {
 
     /// Remove those that are still empty; one that is in use by now stays.
     pub fn undo(&mut self) {
-        let top = match self.top.take() {
-            Some(top) => top,
-            None => return,
+        let Some(top) = self.top.take() else {
+            return;
         };
         while let Some(name) = self.names.pop() {
             let gone = lookup::beneath(as_fd(&top), self.names.iter().map(Vec::as_slice))

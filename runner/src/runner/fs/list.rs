@@ -96,10 +96,9 @@ impl List {
         if self.entries.len() == self.limit {
             return Ok(false);
         }
-        let target = match entry::link_text(self.walker.here(), name, stat) {
-            Ok(target) => target,
+        let Ok(target) = entry::link_text(self.walker.here(), name, stat) else {
             // Replaced after it was read from the directory.
-            Err(_) => return Ok(true),
+            return Ok(true);
         };
         let entry = entry::describe(&path, name, stat, target.as_deref());
         // The cursor goes into the RESULT too; at worst as base64.

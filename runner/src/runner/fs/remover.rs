@@ -104,9 +104,8 @@ impl Remover {
     }
 
     fn remove(&mut self, entry: &Name) -> sys::Result<()> {
-        let trail = match &mut self.trail {
-            Some(trail) => trail,
-            None => return Ok(()),
+        let Some(trail) = &mut self.trail else {
+            return Ok(());
         };
         let gone = if entry.is_dir {
             remove_empty(trail.here(), &entry.name)
@@ -142,9 +141,8 @@ impl Remover {
     }
 
     fn read_or_leave(&mut self) -> sys::Result<bool> {
-        let trail = match &mut self.trail {
-            Some(trail) => trail,
-            None => return Ok(true),
+        let Some(trail) = &mut self.trail else {
+            return Ok(true);
         };
         let count = sys::read_dir(trail.here(), &mut self.records)?;
         if count > 0 {
@@ -174,9 +172,8 @@ impl Remover {
 
     /// The current directory is empty: go up and remove it.
     fn leave(&mut self) -> sys::Result<bool> {
-        let trail = match &mut self.trail {
-            Some(trail) => trail,
-            None => return Ok(true),
+        let Some(trail) = &mut self.trail else {
+            return Ok(true);
         };
         let (name, parent_depth) = match trail.name() {
             Some(name) => (name.to_vec(), trail.depth() - 1),

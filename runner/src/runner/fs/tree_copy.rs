@@ -83,9 +83,8 @@ impl TreeCopy {
 
     /// Copy one entry of the tree; `false` at its end.
     fn visit(&mut self) -> sys::Result<bool> {
-        let (walker, trail) = match &mut self.tree {
-            Some(tree) => tree,
-            None => return Ok(false),
+        let Some((walker, trail)) = &mut self.tree else {
+            return Ok(false);
         };
         match walker.next()? {
             Visit::Pending => {}
@@ -123,9 +122,8 @@ impl TreeCopy {
 
     /// Copy a piece of the current file; `true` when it is complete.
     fn copy_bytes(&mut self) -> sys::Result<bool> {
-        let copy = match &mut self.file {
-            Some(copy) => copy,
-            None => return Ok(true),
+        let Some(copy) = &mut self.file else {
+            return Ok(true);
         };
         self.buffer.resize(BUFFER_BYTES, 0);
         let size = copy.stat.st_size as u64;
@@ -145,9 +143,8 @@ impl TreeCopy {
         if copy.offset < size && left == 0 {
             return Ok(false);
         }
-        let copy = match self.file.take() {
-            Some(copy) => copy,
-            None => return Ok(true),
+        let Some(copy) = self.file.take() else {
+            return Ok(true);
         };
         sys::truncate(as_fd(&copy.to), copy.offset)?;
         finish(as_fd(&copy.to), &copy.stat)?;

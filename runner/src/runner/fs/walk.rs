@@ -109,12 +109,10 @@ impl Trail {
     fn again_from_base(&mut self) -> sys::Result<()> {
         self.here = sys::open_at(as_fd(&self.base), b".", self.flags, 0)?;
         for depth in 0..self.levels.len() {
-            let next = match sys::open_at(self.here(), &self.levels[depth].name, self.flags, 0) {
-                Ok(next) => next,
-                Err(_) => {
-                    self.levels.truncate(depth);
-                    break;
-                }
+            let Ok(next) = sys::open_at(self.here(), &self.levels[depth].name, self.flags, 0)
+            else {
+                self.levels.truncate(depth);
+                break;
             };
             self.levels[depth].identity = sys::identity(&sys::stat_fd(as_fd(&next))?);
             self.here = next;

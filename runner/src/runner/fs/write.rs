@@ -131,9 +131,8 @@ fn exists(path: &[u8]) -> Failure {
 
 impl Write {
     fn take(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        let temp = match &self.temp {
-            Some(temp) => temp,
-            None => return Ok(()),
+        let Some(temp) = &self.temp else {
+            return Ok(());
         };
         self.written += bytes.len() as u64;
         if self.size.is_some_and(|size| self.written > size) {
@@ -148,9 +147,8 @@ impl Write {
         if self.size.is_some_and(|size| self.written != size) {
             return Err(self.wrong_size());
         }
-        let mut temp = match self.temp.take() {
-            Some(temp) => temp,
-            None => return Err(Failure::new("internal", "the write is already over")),
+        let Some(mut temp) = self.temp.take() else {
+            return Err(Failure::new("internal", "the write is already over"));
         };
         let fail = |error| failed(error, "write", &self.path);
         let like = self.old.as_ref();

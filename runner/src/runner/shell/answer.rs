@@ -44,9 +44,8 @@ pub fn parse(text: &[u8]) -> Parsed {
             Err(()) => return Parsed::Invalid,
         };
         rest = after;
-        let value = match value {
-            Some(value) => value,
-            None => continue,
+        let Some(value) = value else {
+            continue;
         };
         if name == STATUS {
             let text = std::str::from_utf8(&value).ok();

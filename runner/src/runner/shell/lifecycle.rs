@@ -36,9 +36,8 @@ impl Shells {
     pub(super) fn launch(&mut self, id: u64, cx: &mut Context) -> Result<(), Failure> {
         let failed = |errno| Failure::from_errno(errno, "cannot start a shell");
         let directory = self.make_directory(cx).map_err(failed)?;
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return Ok(()),
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return Ok(());
         };
         if !files::is_directory(&shell.cwd) {
             shell.cwd = cx.config.workspace.clone();
@@ -96,9 +95,8 @@ impl Shells {
 
     /// Handle a report of the shell's supervisor.
     pub fn report(&mut self, id: u64, report: Report, execs: &mut Execs, cx: &mut Context) {
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return,
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return;
         };
         match report {
             Report::Started { pid } => {
@@ -148,9 +146,8 @@ impl Shells {
     /// Write the files of the current command and hand it over.
     pub(super) fn prepare(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
         let outcome = self.write_files(id, execs, cx);
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return,
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return;
         };
         let failure = match outcome {
             Ok(()) => {
@@ -182,14 +179,12 @@ impl Shells {
     }
 
     fn write_files(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) -> Result<(), Failure> {
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return Ok(()),
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return Ok(());
         };
         let number = shell.current.unwrap_or(0);
-        let (directory, exec) = match (&mut shell.directory, execs.get_mut(number)) {
-            (Some(directory), Some(exec)) => (directory, exec),
-            _ => return Err(Failure::new("internal", "the command is gone")),
+        let (Some(directory), Some(exec)) = (&mut shell.directory, execs.get_mut(number)) else {
+            return Err(Failure::new("internal", "the command is gone"));
         };
         exec.set_supervisor(shell.supervisor);
         let (identity, poll) = (&cx.config.identity, &mut cx.poll);
@@ -205,9 +200,8 @@ impl Shells {
             Some(shell) if shell.phase == Phase::Delivering => shell,
             _ => return,
         };
-        let directory = match shell.directory.as_mut() {
-            Some(directory) => directory,
-            None => return,
+        let Some(directory) = shell.directory.as_mut() else {
+            return;
         };
         if let Some(exec) = execs.get_mut(shell.current.unwrap_or(0)) {
             exec.about_to_begin();
@@ -315,9 +309,8 @@ impl Shells {
         self.take_late_answer(id, execs, cx);
         // It may have written a last answer before its end.
         self.read_answer(id, execs, cx);
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return,
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return;
         };
         let delivered = shell.phase == Phase::Running;
         shell.lost_state = !(delivered && shell.current.is_some());
@@ -354,9 +347,8 @@ impl Shells {
 
     /// Back to no process: the supervisor is left to reap, the directory is removed.
     fn clear_process(&mut self, id: u64, cx: &mut Context) {
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return,
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return;
         };
         shell.phase = Phase::Absent;
         if let Some(timer) = shell.answer_timer.take() {

@@ -194,9 +194,8 @@ impl Shells {
     /// Take the next command, if the shell is free for it.
     fn advance(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
         loop {
-            let shell = match self.by_id.get_mut(&id) {
-                Some(shell) => shell,
-                None => return,
+            let Some(shell) = self.by_id.get_mut(&id) else {
+                return;
             };
             if shell.current.is_none() {
                 match shell.queue.pop_front() {
@@ -233,9 +232,8 @@ impl Shells {
 
     /// Have the supervisor record which processes exist, so that a sweep of the command spares them.
     fn record_processes(&mut self, id: u64, execs: &mut Execs, cx: &mut Context) {
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return,
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return;
         };
         let childless = |pid| processes::children(pid).is_some_and(|list| list.is_empty());
         let only_shell = |pid| processes::children(pid).is_some_and(|list| list == [shell.pid]);
@@ -251,9 +249,8 @@ impl Shells {
 
     /// The shell has answered: its command is over, unless that is past its deadline and left processes.
     fn command_done(&mut self, id: u64, answer: Answer, execs: &mut Execs, cx: &mut Context) {
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return,
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return;
         };
         shell.received.clear();
         shell.received.shrink_to(64 << 10);
@@ -281,9 +278,8 @@ impl Shells {
     }
 
     fn take_answer(&mut self, id: u64, answer: Answer, execs: &mut Execs, cx: &mut Context) {
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return,
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return;
         };
         shell.phase = Phase::Idle;
         shell.last_code = answer.exit_code;
@@ -313,13 +309,11 @@ impl Shells {
 
     /// The current command is over: take its last output and remove its files.
     fn end_command(&mut self, id: u64, end: ShellEnd, execs: &mut Execs, cx: &mut Context) {
-        let shell = match self.by_id.get_mut(&id) {
-            Some(shell) => shell,
-            None => return,
+        let Some(shell) = self.by_id.get_mut(&id) else {
+            return;
         };
-        let number = match shell.current.take() {
-            Some(number) => number,
-            None => return,
+        let Some(number) = shell.current.take() else {
+            return;
         };
         if let Some(timer) = shell.watch_timer.take() {
             cx.timers.cancel(timer);
@@ -365,9 +359,8 @@ impl Shells {
         cx: &mut Context,
     ) -> Result<Value, Failure> {
         let name = fields.name("name", protocol::MAX_SHELL_NAME, b"_.-")?;
-        let id = match self.find(name) {
-            Some(id) => id,
-            None => return Err(Failure::new("not_found", "no shell has that name")),
+        let Some(id) = self.find(name) else {
+            return Err(Failure::new("not_found", "no shell has that name"));
         };
         if let Some(shell) = self.by_id.get_mut(&id) {
             shell.closing = true;

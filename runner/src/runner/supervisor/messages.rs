@@ -105,9 +105,8 @@ pub fn send_order(fd: RawFd, order: Order) -> Result<(), Errno> {
 
 /// Return the next report; `Ok(None)` when the supervisor is gone, EAGAIN when there is none now.
 pub fn receive_report(fd: RawFd) -> Result<Option<Report>, Errno> {
-    let message = match receive(fd)? {
-        Some(message) => message,
-        None => return Ok(None),
+    let Some(message) = receive(fd)? else {
+        return Ok(None);
     };
     let count = |word: i64| word.max(0) as u64;
     Ok(match message[0] {

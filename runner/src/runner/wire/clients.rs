@@ -151,13 +151,11 @@ impl Clients {
     /// Call the handler of a stream, and do what it asks for next.
     pub fn call_handler(&mut self, id: StreamId, call: Call, poll: &mut Poll) {
         let stream = id.1;
-        let connection = match self.connections.get_mut(&id.0) {
-            Some(connection) => connection,
-            None => return,
+        let Some(connection) = self.connections.get_mut(&id.0) else {
+            return;
         };
-        let open = match connection.streams.get_mut(&stream) {
-            Some(open) => open,
-            None => return,
+        let Some(open) = connection.streams.get_mut(&stream) else {
+            return;
         };
         let (handler, watch, queued) = match &mut open.work {
             Work::Verb {

@@ -119,9 +119,8 @@ impl TarOut {
     }
 
     fn read_body(&mut self) -> Result<(), Failure> {
-        let body = match &mut self.body {
-            Some(body) => body,
-            None => return Ok(()),
+        let Some(body) = &mut self.body else {
+            return Ok(());
         };
         if body.offset == body.size {
             let zeros = padding(body.size) as usize;
@@ -150,12 +149,9 @@ impl TarOut {
 
     /// Add the next member. Return what finding it cost.
     fn visit(&mut self) -> Result<usize, Failure> {
-        let walker = match &mut self.walker {
-            Some(walker) => walker,
-            None => {
-                self.finish();
-                return Ok(1);
-            }
+        let Some(walker) = &mut self.walker else {
+            self.finish();
+            return Ok(1);
         };
         match walker.next() {
             Ok(Visit::Pending) => Ok(SCAN_COST),
@@ -189,9 +185,8 @@ impl TarOut {
         relative: &[u8],
         path: Vec<u8>,
     ) -> sys::Result<()> {
-        let walker = match &mut self.walker {
-            Some(walker) => walker,
-            None => return Ok(()),
+        let Some(walker) = &mut self.walker else {
+            return Ok(());
         };
         let mut shown = b"./".to_vec();
         shown.extend_from_slice(relative);

@@ -279,9 +279,8 @@ impl TarIn {
     }
 
     fn complete(&mut self) -> Result<(), Failure> {
-        let mut current = match self.current.take() {
-            Some(current) => current,
-            None => return Ok(()),
+        let Some(mut current) = self.current.take() else {
+            return Ok(());
         };
         let done = current
             .temp
@@ -306,9 +305,8 @@ impl TarIn {
         full: &[u8],
     ) -> Result<(), Failure> {
         let target = links::member_path(&member.target)?;
-        let (target_name, above) = match target.split_last() {
-            Some(parts) => parts,
-            None => return Err(Failure::invalid("archive: a hard link to a directory")),
+        let Some((target_name, above)) = target.split_last() else {
+            return Err(Failure::invalid("archive: a hard link to a directory"));
         };
         let target_full = names::join(&self.base_path, &target.join(&b'/'));
         self.policy.check(&target_full)?;
@@ -334,9 +332,8 @@ impl TarIn {
     fn set_late_modes(&mut self) -> bool {
         for _ in 0..STEP_MEMBERS {
             // The last first: a directory before its parent.
-            let (path, mode) = match self.late.pop() {
-                Some(late) => late,
-                None => return true,
+            let Some((path, mode)) = self.late.pop() else {
+                return true;
             };
             // Gone or replaced by now: there is nothing to set.
             if let Ok(dir) = lookup::beneath(as_fd(&self.base), names::components(&path)) {

@@ -242,13 +242,12 @@ impl Watch {
                 return Ok(());
             }
         }
-        let dir = match self
+        let Ok(dir) = self
             .open_dir(parent)
             .and_then(|dir| open_below(as_fd(&dir), name))
-        {
-            Ok(dir) => dir,
+        else {
             // Gone again, or not readable for the user.
-            Err(_) => return Ok(()),
+            return Ok(());
         };
         if let Some(child) = self.add(parent, name, as_fd(&dir), out)? {
             self.todo.push_back((child, true));
@@ -378,9 +377,8 @@ impl Watch {
         if !is_dir {
             return Ok(());
         }
-        let dir = match open_below(scan.walker.here(), name) {
-            Ok(dir) => dir,
-            Err(_) => return Ok(()),
+        let Ok(dir) = open_below(scan.walker.here(), name) else {
+            return Ok(());
         };
         if let Some(wd) = self.add(parent, name, as_fd(&dir), out)? {
             if scan.walker.enter(name).is_ok() {
