@@ -8,8 +8,8 @@
 use crate::supervisor::program::Program;
 use crate::sys::{self, Errno};
 use rustix::net::{
-    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    recv, recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use std::ffi::{CStr, CString};
 use std::io::{IoSlice, IoSliceMut};
@@ -96,7 +96,13 @@ pub fn send(socket: RawFd, packet: &[u8], fds: [RawFd; FDS]) -> Result<(), Errno
 /// Receive the next packet into `packet`, with its descriptors; an empty packet when the other side is
 /// gone.
 pub fn receive(socket: RawFd, packet: &mut Vec<u8>) -> Result<Vec<OwnedFd>, Errno> {
-    packet.resize(MOST, 0);
+    // Only what a packet needs is touched, so that an idle supervisor stays small. A socket that was closed
+    // has one of length 0.
+    let flags = RecvFlags::PEEK | RecvFlags::TRUNC;
+    let (_, length) = sys::retry(|| recv(sys::borrow(&socket), &mut [0u8; 0], flags))?;
+    packet.clear();
+    packet.reserve_exact(MOST);
+    packet.resize(length.min(MOST), 0);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
