@@ -232,8 +232,8 @@ impl Shells {
         let mut block = cx.take_block(READ_BLOCK);
         let mut parsed = None;
         if let Some(shell) = self.by_id.get_mut(&id) {
-            let fd = shell.answer.as_ref().map_or(-1, Watched::raw);
-            match sys::read(fd, &mut block) {
+            let fd = shell.answer.as_ref().map(Watched::raw);
+            match fd.map_or(Err(libc::EBADF), |fd| sys::read(fd, &mut block)) {
                 Ok(0) | Err(libc::EAGAIN) => {}
                 Err(_) => parsed = Some(Parsed::Invalid),
                 Ok(count) => {
@@ -379,8 +379,9 @@ impl Shells {
         let bash = files::is_bash(&shell.program);
         if let Some(directory) = shell.directory.as_mut().filter(|_| bash && asleep) {
             if let Ok(fifo) = directory.open_command_fifo(&cx.config.identity) {
-                let answer = shell.answer.as_ref().map_or(-1, Watched::raw);
-                if !shell.received.is_empty() || sys::readable_bytes(answer) > 0 {
+                let answer = shell.answer.as_ref().map(Watched::raw);
+                let answered = answer.map_or(0, sys::readable_bytes) > 0;
+                if !shell.received.is_empty() || answered {
                     // It has just answered, and we have not read that yet.
                     directory.hold(fifo);
                 } else if sys::readable_bytes(fifo.as_raw_fd()) == 0 {
