@@ -61,60 +61,12 @@ pub fn widen_socket(fd: RawFd) {
     let _ = sockopt::set_socket_recv_buffer_size(borrow(&fd), 1 << 20);
 }
 
-/// Return the IP address in a socket address of the kernel; None for other families.
-///
-/// # Safety
-/// `address` is null or points to a socket address that is as long as its family says.
-pub unsafe fn ip_of(address: *const libc::sockaddr) -> Option<std::net::IpAddr> {
-    if address.is_null() {
-        return None;
-    }
-    match i32::from((*address).sa_family) {
-        libc::AF_INET => {
-            let v4 = &*(address as *const libc::sockaddr_in);
-            Some(std::net::Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
-        }
-        libc::AF_INET6 => {
-            let v6 = &*(address as *const libc::sockaddr_in6);
-            Some(std::net::Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
-        }
-        _ => None,
-    }
-}
-
 /// Return where a redirected connection wanted to go.
 pub fn original_destination(fd: RawFd, v4: bool) -> Result<std::net::SocketAddr> {
     if v4 {
         return Ok(plain(sockopt::ip_original_dst(borrow(&fd)))?.into());
     }
     Ok(plain(sockopt::ipv6_original_dst(borrow(&fd)))?.into())
-}
-
-/// Return an address in the form of the kernel, and its length.
-pub fn socket_address(of: std::net::SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
-    // SAFETY: an all-zero sockaddr_storage is valid, and has room for any address.
-    unsafe {
-        let mut storage: libc::sockaddr_storage = std::mem::zeroed();
-        let place = &mut storage as *mut libc::sockaddr_storage;
-        let length = match of {
-            std::net::SocketAddr::V4(v4) => {
-                let address = &mut *(place as *mut libc::sockaddr_in);
-                address.sin_family = libc::AF_INET as libc::sa_family_t;
-                address.sin_port = v4.port().to_be();
-                address.sin_addr.s_addr = u32::from(*v4.ip()).to_be();
-                std::mem::size_of::<libc::sockaddr_in>()
-            }
-            std::net::SocketAddr::V6(v6) => {
-                let address = &mut *(place as *mut libc::sockaddr_in6);
-                address.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-                address.sin6_port = v6.port().to_be();
-                address.sin6_addr.s6_addr = v6.ip().octets();
-                address.sin6_scope_id = v6.scope_id();
-                std::mem::size_of::<libc::sockaddr_in6>()
-            }
-        };
-        (storage, length as libc::socklen_t)
-    }
 }
 
 const MOST_DESCRIPTORS: usize = 8;
