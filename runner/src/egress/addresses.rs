@@ -17,7 +17,15 @@ impl Network {
         let address: IpAddr = address.parse().ok()?;
         let most = if address.is_ipv4() { 32 } else { 128 };
         let bits = bits.unwrap_or(most);
-        (bits <= most).then_some(Network { address, bits })
+        // Addresses are compared in their plain form, so the network has it too.
+        match plain(address) {
+            _ if bits > most => None,
+            v4 if v4 != address && bits >= 96 => Some(Network {
+                address: v4,
+                bits: bits - 96,
+            }),
+            _ => Some(Network { address, bits }),
+        }
     }
 
     /// Whether an address, or the IPv4 address that it leads to, is in this network.
@@ -186,6 +194,9 @@ mod tests {
         assert!(contains("10.0.0.0/8", "10.255.0.1") && !contains("10.0.0.0/8", "11.0.0.1"));
         assert!(contains("0.0.0.0/0", "1.2.3.4") && !contains("0.0.0.0/0", "::1"));
         assert!(contains("127.0.0.1", "::ffff:127.0.0.1"));
+        assert!(contains("::ffff:127.0.0.0/104", "127.0.0.1"));
+        assert!(contains("::ffff:127.0.0.1", "::ffff:127.0.0.1"));
+        assert!(!contains("::ffff:127.0.0.0/104", "128.0.0.1"));
         assert!(contains("fd00::/8", "fdff::1"));
         assert!(
             contains("8.8.8.0/24", "64:ff9b::808:808") && contains("64:ff9b::/96", "64:ff9b::1")

@@ -66,8 +66,9 @@ fn tls(bytes: &[u8]) -> First {
             [] | [CLIENT_HELLO] | [CLIENT_HELLO, _] | [CLIENT_HELLO, _, _] => {}
             [CLIENT_HELLO, a, b, c, ref message @ ..] => {
                 let whole = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
-                // Another message in the same record is not expected here.
-                if whole > MOST || message.len() > whole {
+                // Another message in the same record is not expected here, whether it has arrived or not.
+                let missing = length.saturating_sub(body.len());
+                if whole > MOST || message.len() + missing > whole {
                     return First::Unclear;
                 }
                 if message.len() == whole {
@@ -427,6 +428,11 @@ mod tests {
             ),
             ("another message first", vec![0x16, 3, 1, 0, 4, 0, 0, 0, 0]),
             ("an alert between", [&begun[..], &alert, &tail].concat()),
+            ("a record that goes on after the hello", {
+                let mut longer = evil.clone();
+                longer[4] += 1;
+                longer
+            }),
             (
                 "an empty record between",
                 [&begun[..], &[0x16, 3, 1, 0, 0], &tail].concat(),

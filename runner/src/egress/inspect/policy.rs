@@ -214,7 +214,7 @@ fn is_plain(path: &str, decoded: &str) -> bool {
         && lower.split('%').skip(1).all(is_escape)
         && !decoded
             .split('/')
-            .any(|part| [".", ".."].contains(&part.trim_end()))
+            .any(|part| [".", ".."].contains(&part.trim()))
         && !decoded.contains(unclear)
 }
 
@@ -254,6 +254,7 @@ mod tests {
             ("GET", "/repos/%2"),
             ("GET", "/repos/..%3b/user"),
             ("GET", "/repos/..%20/user"),
+            ("GET", "/repos/%20../user"),
             ("GET", "/repos/%ef%bc%8e%ef%bc%8e/user"),
             ("GET", "/repos/%e2%80%a5/user"),
             ("GET", "/repos/..%ef%bc%8fuser"),
