@@ -20,7 +20,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
 # The tests start hundreds of programs; without bytecode each would compile all its imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup dev demo demo-agents dashboard check test test-long test-cluster test-cluster-short test-dagger bench lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-bench lint-python lint-rust ready debians
+.PHONY: help setup dev demo demo-agents dashboard check test test-long test-cluster test-cluster-short test-dagger bench fuzz advisories lint fmt docs wheel install uninstall image images lock clean packages packages-check packages-test packages-long packages-fuzz packages-bench lint-python lint-rust ready debians
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ packages-test: | packages
 
 packages-long: | packages-test
 	@scripts/apt_packages.sh long
+
+packages-fuzz: | packages
+	@scripts/apt_packages.sh fuzz
 
 packages-bench: | packages
 	@scripts/apt_packages.sh bench
@@ -133,6 +136,9 @@ debians: | packages-test
 
 bench: setup packages-bench $(VENV)/.bench  ## compare with peers and write docs/benchmarks: 10 minutes (ARGS="--quick --check")
 	@$(VENV)/bin/python -m benchmarks.run $(ARGS)
+
+fuzz: packages-fuzz  ## fuzz the parsers of the runner, SECONDS=60 for each, or TARGET=NAME
+	@scripts/fuzz.sh "$(or $(SECONDS),60)" $(TARGET)
 
 lint: lint-python lint-rust  ## ruff, mypy, rustfmt, clippy
 

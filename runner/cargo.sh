@@ -17,14 +17,21 @@ target=${CARGO_TARGET_DIR:-$here/build}
 manifest=$target/manifest
 mkdir -p "$manifest/.cargo"
 target=$(cd "$target" && pwd)
+lock=$here/crates.lock
 cp "$here/Cargo.toml" "$manifest/Cargo.toml"
+# Set by scripts/fuzz.sh.
+if [ -n "${RUNNER_FUZZ:-}" ]; then
+    lock=$here/fuzz/crates.lock
+    cat "$here/fuzz/manifest.toml" >>"$manifest/Cargo.toml"
+fi
 # Configuration overrides Cargo.toml, and the nearest one overrides the user's.
-sed -n '/^\[profile/,/^$/p' "$here/Cargo.toml" >"$manifest/.cargo/config.toml"
+sed -n '/^\[profile/,/^$/p' "$manifest/Cargo.toml" >"$manifest/.cargo/config.toml"
 awk -v source="source = \"$registry\"" '/^checksum = / { print source } { print }' \
-    "$here/crates.lock" >"$manifest/Cargo.lock.$$"
+    "$lock" >"$manifest/Cargo.lock.$$"
 mv -f "$manifest/Cargo.lock.$$" "$manifest/Cargo.lock"
 ln -sfn "$here/src" "$manifest/src"
 ln -sfn "$here/tests" "$manifest/tests"
+ln -sfn "$here/fuzz" "$manifest/fuzz"
 ln -sfn "$here/../spec" "$target/spec"
 ln -sfn "$here/../src" "$target/src"
 

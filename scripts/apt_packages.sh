@@ -1,11 +1,11 @@
 #!/bin/bash
-# Install the system packages of a purpose: setup, check, test, long or bench.
+# Install the system packages of a purpose: setup, check, test, long, fuzz or bench.
 # Asks dpkg what is missing and calls apt only then, so that a second run costs nothing.
 # If packages are missing and the user is not root, prints their names and fails.
 # On another system than Debian it prints what is needed and goes on.
 set -euo pipefail
 
-purpose=${1:?usage: apt_packages.sh setup|check|test|long|bench}
+purpose=${1:?usage: apt_packages.sh setup|check|test|long|fuzz|bench}
 runner=$(dirname "$0")/../runner
 
 setup=(
@@ -48,6 +48,9 @@ long=(
     prometheus                # reads /metrics, and runs the queries of the dashboard and the alerts
     openjdk-17-jre-headless   # a kernel for Java in the host image
 )
+fuzz=(
+    g++                       # libFuzzer
+)
 bench=(
     docker.io runc            # the peers
     iptables iproute2         # an engine on a machine of its own
@@ -59,7 +62,8 @@ case $purpose in
     setup) wanted=("${setup[@]}") ;;
     check) wanted=("${setup[@]}" "${check[@]}") ;;
     test) wanted=("${setup[@]}" "${check[@]}" "${test[@]}") ;;
-    long) wanted=("${setup[@]}" "${check[@]}" "${test[@]}" "${long[@]}") ;;
+    long) wanted=("${setup[@]}" "${check[@]}" "${test[@]}" "${long[@]}" "${fuzz[@]}") ;;
+    fuzz) wanted=("${setup[@]}" "${fuzz[@]}") ;;
     bench) wanted=("${setup[@]}" "${bench[@]}") ;;
     *) echo "apt_packages.sh: unknown purpose $purpose" >&2; exit 2 ;;
 esac

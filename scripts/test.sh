@@ -115,8 +115,7 @@ rust() {
     # Sizes that grow with the square, or find more the longer they run, are small in `make test`.
     if [ "${TEST_SANDKASTEN_LONG:-}" = 1 ]; then
         scripts/lint.sh rust || code=1
-        export SANDKASTEN_DEPTH=5000 SANDKASTEN_WIDE=20000 SANDKASTEN_FUZZ=100000 \
-            SANDKASTEN_FUZZ_FRAMES=100000
+        export SANDKASTEN_DEPTH=5000 SANDKASTEN_WIDE=20000 SANDKASTEN_FUZZ_FRAMES=100000
         # A runner that also ends at an overflow; otherwise the one of `make setup` is tested.
         scripts/cargo.sh build --quiet --bin sandkasten-runner || code=1
         SANDKASTEN_RUNNER=$(echo "$PWD"/build/runner-dev/*/debug/sandkasten-runner)
@@ -124,8 +123,7 @@ rust() {
     else
         # clippy compiles all crates once more; `make lint` runs it.
         scripts/lint.sh format || code=1
-        export SANDKASTEN_DEPTH=500 SANDKASTEN_WIDE=1000 SANDKASTEN_FUZZ=1000 \
-            SANDKASTEN_FUZZ_FRAMES=2000
+        export SANDKASTEN_DEPTH=500 SANDKASTEN_WIDE=1000 SANDKASTEN_FUZZ_FRAMES=2000
     fi
     # Nothing is compiled twice here, so what a next time would need is not written.
     export CARGO_INCREMENTAL=0
@@ -191,6 +189,7 @@ case ${1:-all} in
         finish rust
         finish lint
         drop_scratch
+        [ "${TEST_SANDKASTEN_LONG:-}" = 1 ] && phase fuzz scripts/fuzz.sh "${SANDKASTEN_FUZZ_SECONDS:-60}"
         phase platforms .venv/bin/python -m tests.matrix.page
         ;;
     plugin)

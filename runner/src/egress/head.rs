@@ -306,4 +306,4 @@ impl Head {
 
 #[cfg(test)]
 #[path = "head_tests.rs"]
-pub mod tests;
+mod tests;

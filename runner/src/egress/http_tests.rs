@@ -1,5 +1,7 @@
 use super::*;
-use crate::head::tests::{random_streams, EVIL, GET};
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: good.test\r\n\r\n";
+const EVIL: &[u8] = b"GET / HTTP/1.1\r\nHost: evil.test\r\n\r\n";
 
 const NAME: &str = "good.test";
 const PORT: u16 = 80;
@@ -207,41 +209,4 @@ fn an_upgrade_to_another_protocol_stays_http() {
     let text = b"GET / HTTP/1.1\r\nHost: good.test\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n";
     let stream = [&text[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"].concat();
     assert_eq!(feed(&stream, 4096), (text.len(), Some(UNCLEAR)));
-}
-
-#[test]
-fn random_streams_never_let_another_host_pass() {
-    for stream in random_streams(7) {
-        let mut requests = Requests::new();
-        let mut at = 0;
-        while at < stream.len() {
-            match requests.look(&stream[at..], NAME, PORT) {
-                Next::Pass(n) => {
-                    // A head that passed names no other host.
-                    let end = at.saturating_add(n as usize).min(stream.len());
-                    assert!(n > 0 && !stream[at..end].starts_with(EVIL));
-                    at = end;
-                }
-                _ => break,
-            }
-        }
-        let _ = crate::hello::look(&stream);
-    }
-}
-
-#[test]
-fn a_relayed_head_is_one_that_an_inspected_connection_reads() {
-    for stream in random_streams(11).filter(|stream| !stream.is_empty()) {
-        let read = head::request(&stream).and_then(|found| match found {
-            Some((head, _)) => Ok(Some((head.is_for(NAME, PORT)?, head.request_framing()?))),
-            None => Ok(None),
-        });
-        let next = Requests::new().look(&stream, NAME, PORT);
-        match read {
-            Ok(Some((true, _))) => assert!(matches!(next, Next::Pass(_)), "{:?}", stream),
-            Ok(Some((false, _))) => assert_eq!(next, Next::Refused(ANOTHER), "{:?}", stream),
-            Ok(None) => assert_eq!(next, Next::More, "{:?}", stream),
-            Err(_) => assert!(matches!(next, Next::Refused(_)), "{:?}", stream),
-        }
-    }
 }

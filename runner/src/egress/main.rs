@@ -11,10 +11,15 @@
 //! Descriptors: 3 TCP over IPv4, 4 the same over IPv6 (or /dev/null), 5 DNS, 6 control, 7 the life of the
 //! sandbox, 8 and 9 records, 10 the configuration.
 
+#![cfg_attr(fuzzing, no_main, allow(dead_code))]
+
 mod addresses;
 mod config;
 mod dns_messages;
 mod filter;
+#[cfg(any(test, fuzzing))]
+#[path = "../../fuzz/egress.rs"]
+mod fuzz;
 mod head;
 mod hello;
 mod http;

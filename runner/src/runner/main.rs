@@ -3,10 +3,15 @@
 //! This file reads the command line and prepares the process (descriptors, signals, limits, identity);
 //! `server` is the event loop. A wrong command line ends it with status 2 and a line on stderr.
 
+#![cfg_attr(fuzzing, no_main, allow(dead_code))]
+
 mod activity;
 mod context;
 mod exec;
 mod fs;
+#[cfg(any(test, fuzzing))]
+#[path = "../../fuzz/runner.rs"]
+mod fuzz;
 mod identity;
 mod lease;
 mod poll;

@@ -4,10 +4,13 @@
 //! `{bytes, files, skipped}`, or `{error: {kind, message, errno}}`; the caller removes what was created
 //! until then. The program knows nothing of compression, digests or images.
 
+#![cfg_attr(fuzzing, no_main, allow(dead_code))]
+
 mod archive;
 mod confine;
 mod failure;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[path = "../../fuzz/unpack.rs"]
 mod fuzz;
 mod layer;
 mod names;

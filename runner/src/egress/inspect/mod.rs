@@ -12,7 +12,7 @@ mod certificates;
 mod escapes;
 mod frames;
 mod mask;
-mod policy;
+pub mod policy;
 mod secrets;
 mod server_chain;
 

@@ -4,6 +4,8 @@
 use super::tars::{
     archive, assert_guarded, code, directory, extension, file, guarded, header, link, octal, pax,
 };
+use super::Place;
+use crate::fuzz::{archives::expanded, targets::inputs};
 use serde_json::json;
 use std::os::unix::fs::symlink;
 
@@ -400,4 +402,38 @@ fn denied_member_ends_the_archive() {
     let out = place.run_with("fs.tar_in", &request, &bytes, 4096);
     assert_eq!(out.outcome.unwrap().unwrap_err().code, "blocked");
     assert_eq!(place.names("in"), ["fine"]);
+}
+
+#[test]
+fn stored_inputs_of_the_fuzzer_neither_fail_inside_nor_leave_the_directory() {
+    let place = Place::new();
+    place.put("out/canary", b"alive");
+    let (mut good, mut bad) = (0, 0);
+    for (path, data) in ["tar", "layer"].into_iter().flat_map(inputs) {
+        let archive = expanded(&data);
+        let out = place.run_with("fs.tar_in", &json!({ "path": "in" }), &archive, 700);
+        match out.outcome.unwrap() {
+            Ok(_) => good += 1,
+            Err(failure) => {
+                let inside = ["internal", "io"].contains(&failure.code);
+                assert!(!inside, "{}: {:?}", path.display(), failure);
+                bad += 1;
+            }
+        }
+        assert_eq!(place.names("out"), ["canary"], "{}", path.display());
+        assert!(!place
+            .names("")
+            .iter()
+            .any(|name| !["in", "out"].contains(&&name[..])));
+        if place.path("in").exists() {
+            let temporary = |name: &String| name.starts_with(".sandkasten");
+            assert!(
+                !place.names("in").iter().any(temporary),
+                "{}",
+                path.display()
+            );
+            place.ok("fs.remove", json!({ "path": "in", "recursive": true }));
+        }
+    }
+    assert!(good > 0 && bad > 0, "{} good, {} bad", good, bad);
 }

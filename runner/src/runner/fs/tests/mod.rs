@@ -8,7 +8,6 @@ mod passing;
 mod permissions;
 mod races;
 mod reading;
-mod tar_fuzz;
 mod tar_round_trip;
 mod tars;
 mod watching;
