@@ -174,8 +174,11 @@ image: setup  ## build the daemon as sandkasten:<version> in the engine of DOCKE
 images:  ## build sandbox-runtime:base, :python and :node there (BASE=…, OFFLINE=1)
 	@scripts/images.sh
 
-lock:  ## compile requirements/*.txt and runner/crates.lock again (ARGS=--upgrade)
+lock:  ## compile all locks again and print what changed (ARGS=--upgrade)
 	@scripts/lock.sh $(ARGS)
+
+advisories: dev  ## name locked packages that databases of advisories name (DB="DIRECTORY...")
+	@$(VENV)/bin/python scripts/advisories.py $(DB)
 
 clean:  ## remove everything that was built
 	@rm -rf $(VENV) build dist $(BIN) runner/target \

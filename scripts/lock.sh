@@ -1,15 +1,16 @@
 #!/bin/bash
 # Compiles the hashed requirements files from the pyproject.toml files, for every Python and platform at once,
-# and runner/crates.lock from runner/Cargo.toml. They hold names, versions and hashes, and no address:
-# where packages come from is the business of whoever installs. Usage: scripts/lock.sh [--upgrade], or
-# for some of the frameworks scripts/lock.sh --frameworks NAME…, or for the crates scripts/lock.sh --crates [--upgrade]
+# the locks of crates from runner/Cargo.toml, and the package-lock.json files. They hold names, versions and
+# hashes, and no address: where packages come from is the business of whoever installs. It also writes
+# requirements/packages.json, and prints what changed. Usage: scripts/lock.sh [--upgrade], or for some of the
+# frameworks scripts/lock.sh --frameworks NAME…, or one kind with scripts/lock.sh --crates|--npm [--upgrade]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tools=build/lock-tools
 if [ ! -x "$tools/bin/uv" ]; then
     "${PYTHON:-/usr/bin/python3}" -m venv "$tools"
-    "$tools/bin/pip" install --quiet uv
+    "$tools/bin/pip" install --quiet --upgrade pip uv packaging
 fi
 
 # The requirements of other projects that extras bring, also through our own distributions.
@@ -35,24 +36,33 @@ framework() {
         "requirements/frameworks/$1.in"
 }
 
-# cargo prints each version that it changes.
+# The crates of the runner, and these with those of the fuzzer: the same versions, unless --upgrade says otherwise.
 crates() {
     local changes=--workspace
     [ "${1:-}" != --upgrade ] || changes=
-    scripts/cargo.sh update $changes
+    scripts/cargo.sh update --quiet $changes
     grep -v '^source = ' build/runner-dev/manifest/Cargo.lock >build/crates.lock
     mv build/crates.lock runner/crates.lock
-    echo "locked runner/crates.lock: $(grep -c '^checksum = ' runner/crates.lock) crates"
+    RUNNER_FUZZ=1 CARGO_TARGET_DIR=$PWD/build/fuzz runner/cargo.sh update --quiet $changes
+    grep -v '^source = ' build/fuzz/manifest/Cargo.lock >build/crates.lock
+    mv build/crates.lock runner/fuzz/crates.lock
 }
 
-if [ "${1:-}" = --crates ]; then
-    crates "${@:2}"
-    exit
-fi
-if [ "${1:-}" = --frameworks ]; then
-    for name in "${@:2}"; do framework "$name"; done
-    exit
-fi
+npm_packages() {
+    local verb=install
+    [ "${1:-}" != --upgrade ] || verb=update
+    for place in dashboard sdks/typescript examples/typescript; do
+        (cd "$place" && npm "$verb" --package-lock-only --ignore-scripts --silent)
+    done
+}
+
+trap '[ $? != 0 ] || "$tools/bin/python" scripts/dependencies.py' EXIT
+
+case ${1:-} in
+    --crates) crates "${@:2}"; exit ;;
+    --npm) npm_packages "${@:2}"; exit ;;
+    --frameworks) for name in "${@:2}"; do framework "$name"; done; exit ;;
+esac
 
 # One resolution decides every version; the others are cut out of it, so that any two of these
 # files can be installed together.
@@ -94,3 +104,5 @@ compile go.txt requirements/go.in
 compile s3-server.txt requirements/s3-server.in
 compile streamlit.txt requirements/streamlit.in --constraint requirements/dev.txt
 crates "$@"
+# It also adds packages of other platforms, and a changed lock of the dashboard requires `make dashboard`.
+[ "${1:-}" != --upgrade ] || npm_packages --upgrade

@@ -159,6 +159,14 @@ Five documents describe what Sandkasten is to do. These are their requirements, 
 of goals, fields, variables, endpoints and criteria. Each has a state and the tests that show it.
 Edit `tests/seeds/requirements.yaml` to change them.
 """
+_DEPENDENCIES_HEAD = """\
+What other projects bring, from the locks: `requirements/*.txt`, `runner/crates.lock`,
+`runner/fuzz/crates.lock` and the `package-lock.json` files. Users install what `sandkasten-…` and
+its extras need, and the crates are in the programs of `sandkasten-runtime`. The others build, test
+and document.
+Purposes and keepers are in `requirements/dependencies.toml`, with the licences that are allowed.
+[Contributing](../../CONTRIBUTING.md#dependencies) says how to update them.
+"""
 _EXAMPLE_HEAD = """\
 # Settings of sandkasten, every one with its default. Made by scripts/reference.py.
 # Uncomment what should be otherwise (a key and the line of its group), and put the file where
@@ -383,6 +391,13 @@ def http() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def dependencies() -> str:
+    sys.path.insert(0, str(ROOT))
+    from scripts.dependencies import page
+
+    return "\n".join([NOTE, "# Dependencies\n", _DEPENDENCIES_HEAD, *page()])
+
+
 def _route(path: str, method: str, about: dict[str, Any], shared: dict[str, Any]) -> list[str]:
     verb = "WS" if about.get("x-websocket") else method.upper()
     lines = [f"### {verb} {path}\n", about["summary"] + ".\n"]
@@ -544,6 +559,7 @@ def main() -> int:
         PAGES / "backends.md": backends,
         PAGES / "promises.md": promises,
         PAGES / "seeds.md": seeds,
+        PAGES / "dependencies.md": dependencies,
         ROOT / "deploy" / "sandkasten.yaml": example,
         ROOT / "spec" / "openapi.json": openapi,
         **_tools(),
