@@ -207,3 +207,20 @@ def test_an_ordinary_chain_is_accepted(server, inspecting, chains, subjects, ver
 def test_many_names_are_accepted(server, inspecting, chains):
     api = server(chains.file(["a", "b"], names=500))
     assert _asked(inspecting(), api.port) == "who are you\n"
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_server_without_tls13_is_refused_only_if_the_operator_says_so(
+    server, inspecting, chains, monkeypatch, required
+):
+    monkeypatch.setenv("SANDKASTEN_NETWORK_TLS13", str(required).lower())
+    new, old = server(chains.file([])), server(chains.file([]), ssl.TLSVersion.TLSv1_2)
+    box = inspecting()
+    assert _asked(box, new.port) == "who are you\n"
+    told = _asked(box, old.port)
+    if required:
+        reason = "received fatal alert: ProtocolVersion"
+        assert told == f"good.test cannot be used over TLS: {reason}\n"
+        assert reason in _reasons(box)
+    else:
+        assert told == "who are you\n"

@@ -192,6 +192,11 @@ impl Head {
         self.headers.iter().map(|(name, _)| &name[..])
     }
 
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let pairs = self.headers.iter();
+        pairs.map(|(name, value)| (&name[..], &value[..]))
+    }
+
     /// Return the only header with a name; None if there is none or more than one.
     pub fn only(&self, name: &str) -> Option<&[u8]> {
         match self.all(name)[..] {

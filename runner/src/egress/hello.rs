@@ -18,6 +18,8 @@ pub enum First {
     Tls(Option<String>),
     /// HTTP with the host of its first request, if it has one.
     Http(Option<String>),
+    /// HTTP/2 without TLS. Its hosts are compressed.
+    Http2,
     /// TLS or HTTP whose host cannot be read for certain.
     Unclear,
     Other,
@@ -187,9 +189,8 @@ fn http(bytes: &[u8]) -> First {
             First::Other
         };
     }
-    // HTTP/2 without TLS: its host is compressed.
     if method == "pri" {
-        return First::Unclear;
+        return First::Http2;
     }
     let Some(end) = end_of_headers(bytes) else {
         return First::More;
@@ -258,6 +259,7 @@ mod tests {
         assert_eq!(look(b"GE"), First::More);
         assert_eq!(look(b"SSH-2.0-x\r\n"), First::Other);
         assert_eq!(look(b"GET / HTTP/1.0\r\n\r\n"), First::Http(None));
+        assert_eq!(look(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), First::Http2);
         for text in [
             &b"\r\n\r\nGET / HTTP/1.1\r\nHost: example.com\r\n\r\n"[..],
             b"GET / HTTP/1.1\nHost: example.com\n\n",
@@ -289,7 +291,6 @@ mod tests {
             b"GET / HTTP/1.1\r\nHost:\r\n b.test\r\n\r\n",
             b"GET / HTTP/1.1\r\n\x0bHost: b.test\r\n\r\n",
             b"GET / HTTP/1.1\r\nX: y\rHost: b.test\r\nHost: a.test\r\n\r\n",
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             b"GET /\x01 HTTP/1.1\r\nHost: b.test\r\n\r\n",
             b"GET\x0b/\x0bHTTP/1.1\r\nHost: b.test\r\n\r\n",
             b"GET /\x83HTTP\xcf1.1\r\nHost: b.test\r\n\r\n",

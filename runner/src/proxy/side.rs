@@ -2,9 +2,11 @@
 
 use crate::sys::borrow;
 use rustix::net::{recv, send, shutdown, RecvFlags, SendFlags, Shutdown};
-use rustls::Connection as Tls;
+use rustls::server::{Accepted, AcceptedAlert, Acceptor};
+use rustls::{Connection as Tls, ServerConfig};
 use std::io::{self, Read, Write};
 use std::os::unix::io::RawFd;
+use std::sync::Arc;
 
 /// Above this nothing more is read or produced until something has left. A head fits twice.
 const FULL: usize = 128 << 10;
@@ -98,6 +100,12 @@ impl Write for Socket {
     }
 }
 
+/// Send a client the reason why its hello is not answered, and return it.
+fn refuse(fd: RawFd, (error, mut alert): (rustls::Error, AcceptedAlert)) -> Trouble {
+    let _ = alert.write_all(&mut Socket::new(fd, u64::MAX));
+    error.to_string()
+}
+
 impl Side {
     pub fn new(tls: Option<Tls>) -> Side {
         Side {
@@ -116,6 +124,40 @@ impl Side {
             turn: TURN,
             held: (false, false),
         }
+    }
+
+    /// Read the hello of a client, of which every byte has arrived. Its answer is sent by the connection that
+    /// is made of it.
+    pub fn hello(fd: RawFd) -> Result<Accepted, Trouble> {
+        let mut acceptor = Acceptor::default();
+        loop {
+            let read = acceptor.read_tls(&mut Socket::new(fd, u64::MAX));
+            if read.map_err(|error| error.to_string())? == 0 {
+                return Err("the client ended its hello".to_owned());
+            }
+            match acceptor.accept() {
+                Ok(None) => {}
+                Ok(Some(accepted)) => return Ok(accepted),
+                Err(refused) => return Err(refuse(fd, refused)),
+            }
+        }
+    }
+
+    /// Answer a hello.
+    pub fn answering(
+        accepted: Accepted,
+        config: Arc<ServerConfig>,
+        fd: RawFd,
+    ) -> Result<Side, Trouble> {
+        match accepted.into_connection(config) {
+            Ok(made) => Ok(Side::new(Some(made.into()))),
+            Err(refused) => Err(refuse(fd, refused)),
+        }
+    }
+
+    /// The protocol that was agreed on, once that is known.
+    pub fn protocol(&self) -> Option<&[u8]> {
+        self.tls.as_ref().and_then(|tls| tls.alpn_protocol())
     }
 
     /// The name that a client asked for, once that is known.

@@ -165,7 +165,7 @@ class Engine:
         )
         named = NamedBackendChoice(policy.named_backends, backends, store, self._handles, claims)
         tiers = IsolationTiers(backends, default_backend, policy, named)
-        self.secrets = TenantSecrets(secrets, policy.network.uninspected)
+        self.secrets = TenantSecrets(secrets, policy.network)
         choice = BackendChoice(tiers, images, policy, self._handles.health, self.trail, events)
         planner = Planner(choice, images, policy, self.secrets, host_mounts, packages)
         self.network = NetworkControl(self._handles, policy.network)

@@ -128,6 +128,7 @@ def _rule_json(text: str) -> dict[str, object]:
 def _inspection_json(inspection: Inspection) -> dict[str, Any]:
     return {
         "all": inspection.all,
+        "tls13": inspection.tls13,
         "except": [_rule_json(rule) for rule in inspection.uninspected],
         "secrets": [
             {

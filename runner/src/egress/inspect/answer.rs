@@ -7,7 +7,7 @@ use crate::head::{self, Framing, Head};
 use std::time::Instant;
 
 /// What an answer that cannot be searched is charged as: more than may have arrived of it with its head.
-const REFUSED: u64 = 256 << 10;
+pub(super) const REFUSED: u64 = 256 << 10;
 
 impl Inspection {
     pub(super) fn advance_answer(&mut self) -> Result<bool, String> {
@@ -164,7 +164,7 @@ impl Inspection {
 
 /// Show the fields that define where an answer ends, also where they happen to be a value of few
 /// digits.
-fn keep_framing(bytes: &[u8], shown: &mut [u8]) {
+pub(super) fn keep_framing(bytes: &[u8], shown: &mut [u8]) {
     let mut at = 0;
     for line in bytes.split_inclusive(|&byte| byte == b'\n') {
         let name = line.split(|&byte| byte == b':').next().unwrap_or(line);
@@ -177,8 +177,9 @@ fn keep_framing(bytes: &[u8], shown: &mut [u8]) {
 }
 
 /// Return why a value could be in an answer without being found.
-fn unreadable(head: &Head) -> Option<&'static str> {
+pub(super) fn unreadable(head: &Head) -> Option<&'static str> {
     let mut encodings = head.all("content-encoding").into_iter();
+    let mut encodings = encodings.by_ref().chain(head.all("grpc-encoding"));
     if encodings.any(|one| !one.eq_ignore_ascii_case(b"identity"))
         || !head.all("sec-websocket-extensions").is_empty()
     {
@@ -232,4 +233,4 @@ const FAMILIES: [&str; 3] = ["iso-8859-", "windows-125", "koi8-"];
 
 #[cfg(test)]
 #[path = "answer_tests.rs"]
-mod tests;
+pub mod tests;

@@ -1,4 +1,4 @@
-use super::super::{certificates, Inspection, Inspector, Moved};
+use super::super::{certificates, Begins, Inspection, Inspector, Moved};
 use crate::rules::Rules;
 use ring::rand::SystemRandom;
 use ring::signature::{EcdsaKeyPair, ECDSA_P256_SHA256_ASN1_SIGNING};
@@ -8,7 +8,7 @@ use std::net::Shutdown;
 use std::os::unix::io::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-const VALUE: &str = "0123456789abcdef";
+pub const VALUE: &str = "0123456789abcdef";
 const GET: &str = "GET / HTTP/1.1\r\nHost: a.test\r\n\r\n";
 const CHUNKED: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
 const WEBSOCKET: &str = "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\n\
@@ -26,7 +26,7 @@ struct Turn {
     due: bool,
 }
 
-fn inspector() -> Inspector {
+pub fn inspector() -> Inspector {
     let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new());
     let base64 = crate::base64::encode;
     Inspector::parse(&json!({
@@ -44,7 +44,7 @@ fn inspector() -> Inspector {
 }
 
 /// Return the end of the egress, and that of its peer.
-fn pair() -> (UnixStream, UnixStream) {
+pub fn pair() -> (UnixStream, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     theirs.set_nonblocking(true).unwrap();
@@ -68,7 +68,7 @@ fn turns_before(requests: &str, answers: &[u8], then: fn(&UnixStream)) -> Vec<Tu
     let (outside, mut server) = pair();
     let (mut inspector, mut turns) = (inspector(), Vec::new());
     let rules = Rules::parse(&json!({"full": true})).unwrap();
-    let mut inspection = Inspection::new(&mut inspector, "a.test", 80, false).unwrap();
+    let mut inspection = Inspection::new(&mut inspector, "a.test", 80, Begins::Http1).unwrap();
     client.write_all(requests.as_bytes()).unwrap();
     server.write_all(answers).unwrap();
     then(&server);

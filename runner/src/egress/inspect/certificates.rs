@@ -12,11 +12,22 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+/// The names of the protocols in TLS.
+pub const HTTP1: &[u8] = b"http/1.1";
+pub const HTTP2: &[u8] = b"h2";
+
 const HOUR: u64 = 3600;
 const VALID: u64 = 30 * 24 * HOUR;
 /// A certificate is made again long before it expires.
 const FRESH: Duration = Duration::from_secs(24 * HOUR);
 const MOST_NAMES: usize = 256;
+
+/// What a TLS server uses that offers HTTP/1.1, and one that offers HTTP/2.
+#[derive(Clone)]
+pub struct Settings {
+    pub http1: Arc<ServerConfig>,
+    pub http2: Arc<ServerConfig>,
+}
 
 pub struct Authority {
     certificate: Vec<u8>,
@@ -25,7 +36,7 @@ pub struct Authority {
     leaf_key: Vec<u8>,
     leaf_point: Vec<u8>,
     random: SystemRandom,
-    made: HashMap<String, (Instant, Arc<ServerConfig>)>,
+    made: HashMap<String, (Instant, Settings)>,
 }
 
 impl Authority {
@@ -46,8 +57,8 @@ impl Authority {
         })
     }
 
-    /// Return what a TLS server with this name uses. Only HTTP/1.1 is offered.
-    pub fn server(&mut self, name: &str) -> Option<Arc<ServerConfig>> {
+    /// Return what a TLS server with this name uses.
+    pub fn server(&mut self, name: &str) -> Option<Settings> {
         let now = Instant::now();
         if let Some((at, config)) = self.made.get(name) {
             if now.duration_since(*at) < FRESH {
@@ -62,8 +73,13 @@ impl Authority {
                 PrivatePkcs8KeyDer::from(self.leaf_key.clone()).into(),
             )
             .ok()?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        let config = Arc::new(config);
+        config.alpn_protocols = vec![HTTP1.to_vec()];
+        let mut http2 = config.clone();
+        http2.alpn_protocols = vec![HTTP2.to_vec()];
+        let config = Settings {
+            http1: Arc::new(config),
+            http2: Arc::new(http2),
+        };
         if self.made.len() >= MOST_NAMES {
             self.made.clear();
         }

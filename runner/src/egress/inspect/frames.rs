@@ -1,4 +1,4 @@
-//! The messages of a WebSocket (RFC 6455) from a server, searched for values. Pure.
+//! The messages of a WebSocket (RFC 6455) or of gRPC from a server, searched for values. Pure.
 //!
 //! Frames keep their heads, order and lengths. A value is found however a message is divided into them.
 //! When a message is complete, all of it is released, because its answer may be awaited.
@@ -12,8 +12,13 @@ const MOST_WAITING: usize = 1024;
 /// Frames that are taken at a time.
 const MOST_TAKEN: usize = 1024;
 
+/// A flag and the length of a message.
+const GRPC_HEAD: usize = 5;
+
 #[derive(Default)]
 pub struct Frames {
+    /// Whether the messages are those of gRPC.
+    grpc: bool,
     /// Payload of the current frame that has not arrived yet.
     left: u64,
     /// Whether the current frame is the last one of its message.
@@ -25,7 +30,27 @@ pub struct Frames {
     others: VecDeque<(u64, Vec<u8>)>,
 }
 
+/// Return the head of a message of gRPC as that of a frame of a WebSocket: it has no key and is the last
+/// one of its message. That of a compressed message is not valid.
+fn grpc_head(input: &[u8]) -> Option<FrameHead> {
+    let (flag, length) = input.get(..GRPC_HEAD)?.split_first()?;
+    let length = length.iter();
+    Some(FrameHead {
+        first: if *flag == 0 { 0x82 } else { 0xc2 },
+        key: None,
+        length: length.fold(0, |sum, &byte| sum << 8 | u64::from(byte)),
+        bytes: GRPC_HEAD,
+    })
+}
+
 impl Frames {
+    pub fn of_grpc() -> Frames {
+        Frames {
+            grpc: true,
+            ..Frames::default()
+        }
+    }
+
     /// Take what is complete out of the input, and append what can be shown to the output. The payload is
     /// searched once, however many frames it is in.
     pub fn take(
@@ -46,13 +71,18 @@ impl Frames {
                 payload.extend_from_slice(&input[used..end]);
                 used = end;
             } else {
-                let head = match FrameHead::parse(&input[used..]) {
+                let read = if self.grpc {
+                    grpc_head
+                } else {
+                    FrameHead::parse
+                };
+                let head = match read(&input[used..]) {
                     Some(head) => head,
                     None => break,
                 };
                 // A compressed payload, or one with a key, would not be what it says.
                 if !head.is_valid() || head.key.is_some() {
-                    return Err("a frame of the WebSocket cannot be searched for secrets");
+                    return Err("a message cannot be searched for secrets");
                 }
                 let bytes = match head.is_control() {
                     true => head.bytes + head.length as usize,

@@ -10,6 +10,7 @@ use super::escapes::{is_left_out, left_out_after, left_out_before, reads, Plain,
 use super::secrets::wipe_bytes;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::ops::Range;
+use std::rc::Rc;
 
 const MASK: u8 = b'*';
 /// A value that is shorter without its escapes would be found by chance.
@@ -59,7 +60,8 @@ struct Reading {
 
 #[derive(Default)]
 pub struct Mask {
-    values: Vec<Value>,
+    /// Shared by the streams of a connection.
+    values: Rc<[Value]>,
     /// How many bytes are held back.
     hold: usize,
     shortest: usize,
@@ -79,13 +81,22 @@ impl Mask {
         // If it fails, the sums of a text could be foreseen, which by itself is of no use.
         let _ = SystemRandom::new().fill(&mut random);
         let seed = u64::from_le_bytes(random);
-        let values: Vec<Value> = values.iter().map(|one| Value::new(one, seed)).collect();
+        let values: Rc<[Value]> = values.iter().map(|one| Value::new(one, seed)).collect();
         let lengths = || values.iter().map(|value| value.exact.bytes.len());
         let (longest, shortest) = (lengths().max().unwrap_or(0), lengths().min().unwrap_or(0));
         let mut mask = Mask::default();
         mask.hold = (longest * LONGEST_ESCAPE).saturating_sub(1);
         mask.shortest = shortest;
         mask.values = values;
+        mask
+    }
+
+    /// Return one for another stream, with the same values.
+    pub fn again(&self) -> Mask {
+        let mut mask = Mask::default();
+        mask.values = self.values.clone();
+        mask.hold = self.hold;
+        mask.shortest = self.shortest;
         mask
     }
 
@@ -145,13 +156,13 @@ impl Mask {
         if self.values.is_empty() || text.len() < self.shortest {
             return places;
         }
-        for value in &self.values {
+        for value in self.values.iter() {
             let length = value.exact.bytes.len();
             each(text, &value.exact, |at| places.push((at, at + length)));
         }
         self.in_hex(text, &mut places);
         let plain = Plain::of(text);
-        for value in &self.values {
+        for value in self.values.iter() {
             for reading in &value.readings {
                 each(&plain.bytes, &reading.middle, |at| {
                     let middle = at..at + reading.middle.bytes.len();
@@ -169,7 +180,7 @@ impl Mask {
         for run in runs(text, 2 * self.shortest, |byte| hex(byte).is_some()) {
             let digits = text[run.clone()].iter();
             let digits: Vec<u8> = digits.map(|&b| hex(b).unwrap_or(0) as u8).collect();
-            for value in &self.values {
+            for value in self.values.iter() {
                 each(&digits, &value.hex, |at| {
                     let start = run.start + at;
                     found.push((start, start + value.hex.bytes.len()));
@@ -188,7 +199,7 @@ impl Mask {
             digits.extend(in_run().map(|(_, byte)| digit(byte)));
             // Where each digit is; made once, because a value may be there very often.
             let mut places = Vec::new();
-            for value in &self.values {
+            for value in self.values.iter() {
                 let bytes = &value.exact.bytes;
                 for (needle, before) in &value.base64 {
                     each(&digits, needle, |at| {
@@ -502,17 +513,19 @@ const DIGITS: [u8; 256] = {
     digits
 };
 
+impl Drop for Value {
+    fn drop(&mut self) {
+        for reading in &mut self.readings {
+            wipe_bytes(&mut reading.ends.0);
+            wipe_bytes(&mut reading.ends.1);
+        }
+        self.needles()
+            .for_each(|needle| wipe_bytes(&mut needle.bytes));
+    }
+}
+
 impl Drop for Mask {
     fn drop(&mut self) {
-        for value in &mut self.values {
-            for reading in &mut value.readings {
-                wipe_bytes(&mut reading.ends.0);
-                wipe_bytes(&mut reading.ends.1);
-            }
-            value
-                .needles()
-                .for_each(|needle| wipe_bytes(&mut needle.bytes));
-        }
         wipe_bytes(&mut self.text);
         wipe_bytes(&mut self.shown);
     }

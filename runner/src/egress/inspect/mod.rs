@@ -1,9 +1,10 @@
-//! An inspected connection: every HTTP/1.1 request on it is read, decided by rule, and written anew.
+//! An inspected connection: every HTTP request on it is read, decided by rule, and written anew.
 //!
 //! The client has a TLS connection to us (with a certificate of this sandbox's authority) and we have one
-//! to the server, whose certificate is checked; or both are plain HTTP. One request is under way at a time:
-//! the next one is read when the answer to the one before has passed. Secrets go only into requests
-//! over TLS to their hosts, and what comes back from these is searched for them.
+//! to the server, whose certificate is checked; or both are plain HTTP. A client that offers HTTP/2 is
+//! answered when the server has chosen, and gets what the server chose. Of HTTP/1.1, one request is under
+//! way at a time: the next one is read when the answer to the one before has passed. Secrets go only into
+//! requests over TLS to their hosts, and what comes back from these is searched for them.
 
 mod answer;
 mod body;
@@ -11,6 +12,9 @@ mod body_obstacles;
 mod certificates;
 mod escapes;
 mod frames;
+mod http2;
+mod http2_streams;
+mod http2_wire;
 mod mask;
 pub mod policy;
 mod secrets;
@@ -23,8 +27,11 @@ use crate::head::{self, same_field, Framing, Head};
 use crate::proxy::side::Side;
 use crate::rules::Rules;
 use body::Body;
+use certificates::{Settings, HTTP1, HTTP2};
 use frames::Frames;
+use http2::Http2;
 use mask::Mask;
+use rustls::server::Accepted;
 use std::os::unix::io::RawFd;
 use std::time::{Duration, Instant};
 
@@ -60,9 +67,10 @@ pub struct Event {
 }
 
 /// What asks for a part of an answer, for another form of it, or for a sum of it. Ranges have more names.
-const OTHER_FORMS: [&str; 8] = [
+const OTHER_FORMS: [&str; 9] = [
     "range",
     "accept-encoding",
+    "grpc-accept-encoding",
     "accept-charset",
     "a-im",
     "want-digest",
@@ -100,10 +108,29 @@ pub enum Moved {
     Done,
 }
 
+/// How the first bytes of a connection go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begins {
+    /// With a hello, of which every byte has arrived.
+    Tls,
+    Http1,
+    /// Plain HTTP/2, which the client knows that the server speaks.
+    Http2,
+}
+
+/// The answer to a request that does not get to the server: status and text.
+type Refusal = (&'static str, String);
+
 pub struct Inspection {
     name: String,
     port: u16,
     secure: bool,
+    /// What answers the client, until it is answered: if it offers HTTP/2, the server chooses first.
+    settings: Option<Settings>,
+    hello: Option<Accepted>,
+    http2: Option<Box<Http2>>,
+    /// Whether the connection to the server has ended before that to the client.
+    lost: bool,
     client: Side,
     server: Side,
     request: Stage,
@@ -129,26 +156,29 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// `secure` is whether the client began with TLS.
+    /// None: no certificate can be made for the name.
     pub fn new(
         inspector: &mut Inspector,
         name: &str,
         port: u16,
-        secure: bool,
+        begins: Begins,
     ) -> Option<Inspection> {
-        let (client, server) = match secure {
-            true => {
-                let (client, server) = inspector.ends(name)?;
-                (Side::new(Some(client)), Side::new(Some(server)))
-            }
-            false => (Side::new(None), Side::new(None)),
+        let secure = begins == Begins::Tls;
+        let settings = match secure {
+            true => Some(inspector.settings(name)?),
+            false => None,
         };
+        let http2 = (begins == Begins::Http2).then(|| Box::new(Http2::new(inspector.share())));
         Some(Inspection {
             name: name.to_owned(),
             port,
             secure,
-            client,
-            server,
+            settings,
+            hello: None,
+            http2,
+            lost: false,
+            client: Side::new(None),
+            server: Side::new(None),
             request: Stage::Head,
             answer: Stage::Idle,
             method: String::new(),
@@ -166,6 +196,52 @@ impl Inspection {
         })
     }
 
+    /// Read the hello of the client, and begin TLS with the server.
+    fn begin(&mut self, inspector: &Inspector, inside: RawFd) -> Result<(), String> {
+        let hello = Side::hello(inside)?;
+        let offered = hello.client_hello().alpn().into_iter().flatten();
+        let known = |name: &&[u8]| [HTTP1, HTTP2].contains(name);
+        let mut offer: Vec<Vec<u8>> = offered.filter(known).map(<[u8]>::to_vec).collect();
+        let waits = offer.iter().any(|name| name == HTTP2);
+        if !waits {
+            offer = vec![HTTP1.to_vec()];
+        }
+        let most = self.server.most;
+        self.server = Side::new(Some(inspector.connection(&self.name, offer)?));
+        self.server.most = most;
+        self.hello = Some(hello);
+        match waits {
+            true => Ok(()),
+            false => self.answer_client(inspector, inside),
+        }
+    }
+
+    /// Answer the hello of the client: it gets the protocol that the server has chosen. Without a choice,
+    /// it gets HTTP/1.1, or HTTP/2 if it offers only that and the server is lost.
+    fn answer_client(&mut self, inspector: &Inspector, inside: RawFd) -> Result<(), String> {
+        let (Some(hello), Some(settings)) = (self.hello.take(), self.settings.take()) else {
+            return Ok(());
+        };
+        let offers = |wanted: &[u8]| {
+            let mut offered = hello.client_hello().alpn().into_iter().flatten();
+            offered.any(|name| name == wanted)
+        };
+        let http2 = match self.server.protocol() {
+            Some(chosen) => chosen == HTTP2,
+            None => self.lost && offers(HTTP2) && !offers(HTTP1),
+        };
+        let config = if http2 {
+            settings.http2
+        } else {
+            settings.http1
+        };
+        self.client = Side::answering(hello, config, inside)?;
+        if http2 {
+            self.http2 = Some(Box::new(Http2::new(inspector.share())));
+        }
+        Ok(())
+    }
+
     /// Whether we have ended it and nothing is left to send; the rest of the client's input is thrown
     /// away.
     pub fn has_ended(&self) -> bool {
@@ -174,7 +250,7 @@ impl Inspection {
 
     /// Whether one of the two TLS connections is not made yet.
     pub fn handshaking(&self) -> bool {
-        self.client.handshaking() || self.server.handshaking()
+        self.settings.is_some() || self.client.handshaking() || self.server.handshaking()
     }
 
     /// Set what may be received from the server and sent to it in the next step.
@@ -200,6 +276,9 @@ impl Inspection {
 
     /// Return when something that is held back is shown if the server sends nothing until then.
     pub fn due(&self) -> Option<Instant> {
+        if let Some(http2) = &self.http2 {
+            return http2.due();
+        }
         let unfinished = match &self.answer {
             Stage::Body(body) => !body.is_inside(),
             Stage::Frames(frames) => !frames.is_inside(),
@@ -215,29 +294,42 @@ impl Inspection {
         inspector: &Inspector,
         (inside, outside): (RawFd, RawFd),
     ) -> Result<Moved, String> {
+        if self.settings.is_some() && self.hello.is_none() {
+            self.begin(inspector, inside)?;
+        }
         self.client.begin_turn();
         self.server.begin_turn();
         self.answered = false;
         for _ in 0..ROUNDS {
-            let mut any = self.client.receive(inside)?;
-            if !self.ending {
+            let mut any = self.settings.is_none() && self.client.receive(inside)?;
+            if !self.ending && !self.lost {
                 let before = self.server.received;
                 match self.server.receive(outside) {
                     Ok(more) => any |= more,
-                    Err(trouble) => self.server_trouble(&trouble)?,
+                    Err(trouble) => self.server_trouble(&trouble, inspector, inside)?,
                 }
                 // A pause of the server, and not one that the client or a limit has made.
                 let came = self.server.received > before || !self.server.input.is_empty();
                 if came || self.server.held.0 {
                     self.heard = Instant::now();
                 }
+                if self.settings.is_some() && self.server.ended {
+                    let trouble = "the server ended the handshake";
+                    self.server_trouble(trouble, inspector, inside)?;
+                }
+                if self.settings.is_some() && !self.server.handshaking() {
+                    self.answer_client(inspector, inside)?;
+                    any = true;
+                }
+            }
+            if !self.ending && self.settings.is_none() {
                 any |= self.advance(rules, inspector)?;
             }
-            any |= self.client.send(inside)?;
-            if !self.ending {
+            any |= self.settings.is_none() && self.client.send(inside)?;
+            if !self.ending && !self.lost {
                 match self.server.send(outside) {
                     Ok(more) => any |= more,
-                    Err(trouble) => self.server_trouble(&trouble)?,
+                    Err(trouble) => self.server_trouble(&trouble, inspector, inside)?,
                 }
             }
             if self.ending {
@@ -258,7 +350,20 @@ impl Inspection {
     }
 
     /// The server cannot be used. If the client waits for an answer, it gets one.
-    fn server_trouble(&mut self, trouble: &str) -> Result<(), String> {
+    fn server_trouble(
+        &mut self,
+        trouble: &str,
+        inspector: &Inspector,
+        inside: RawFd,
+    ) -> Result<(), String> {
+        let text = format!("{} cannot be used over TLS: {}\n", self.name, trouble);
+        self.lost = true;
+        self.answer_client(inspector, inside)?;
+        if let Some(http2) = &mut self.http2 {
+            self.trouble = Some(trouble.to_owned());
+            http2.lose(text);
+            return Ok(());
+        }
         let waits = matches!(self.answer, Stage::Head) || matches!(self.request, Stage::Head);
         if !waits
             || matches!(
@@ -268,7 +373,6 @@ impl Inspection {
         {
             return Err(trouble.to_owned());
         }
-        let text = format!("{} cannot be used over TLS: {}\n", self.name, trouble);
         self.trouble = Some(trouble.to_owned());
         self.end_with("502 Bad Gateway", &text);
         Ok(())
@@ -297,6 +401,11 @@ impl Inspection {
         let known = self.secure && !self.client.handshaking();
         if known && !self.client.server_name().is_some_and(named) {
             return Err("the client names another host".to_owned());
+        }
+        if let Some(mut http2) = self.http2.take() {
+            let any = http2.advance(self, rules, inspector);
+            self.http2 = Some(http2);
+            return any;
         }
         let mut any = false;
         while !self.ending
@@ -344,12 +453,11 @@ impl Inspection {
     }
 
     fn bad_request(&mut self, why: &str) {
-        let text = format!("The request is not clear: {}.\n", why);
-        self.refuse("", "", why);
+        let (status, text) = self.unclear(why);
         if matches!(self.answer, Stage::Body(_)) {
             return self.end();
         }
-        self.end_with("400 Bad Request", &text);
+        self.end_with(status, &text);
     }
 
     fn refuse(&mut self, method: &str, path: &str, rule: &str) {
@@ -382,29 +490,10 @@ impl Inspection {
                 return true;
             }
         };
-        let (method, path) = (head.first[0].clone(), head.path().to_owned());
-        let verdict = policy::decide(rules, &self.name, self.port, &head);
-        let plain = (!self.secure).then(|| inspector.placeholder_in(&head));
-        if let Some(secret) = plain.flatten() {
-            self.refuse(&method, &path, "secret without TLS");
-            let text = format!(
-                "Secret {} is sent only over TLS. Use https://{}.\n",
-                secret, self.name
-            );
-            self.end_with("403 Forbidden", &text);
+        if let Some((status, text)) = self.judge(rules, inspector, &head) {
+            self.end_with(status, &text);
             return true;
         }
-        if !verdict.allowed && !rules.dry_run {
-            self.refuse(&method, &path, &verdict.rule);
-            let text = format!(
-                "This sandbox may not send {} {}{} ({}).\n\
-                 The creator of the sandbox can allow it (network.allow).\n",
-                method, self.name, path, verdict.rule
-            );
-            self.end_with("403 Forbidden", &text);
-            return true;
-        }
-        self.note(&method, &path, &verdict.rule, verdict.allowed, false);
         self.upgrade = head.opens_websocket();
         self.keep = head.keeps(&head.first[2]);
         // What belongs only to this connection; it is stated anew.
@@ -426,7 +515,7 @@ impl Inspection {
             (_, false) => b"close",
         };
         head.set("Connection", connection);
-        self.method = method;
+        self.method = head.first[0].clone();
         self.mask = inspector.mask(&self.name, self.port);
         self.answer = Stage::Head;
         self.asked = self
@@ -434,16 +523,9 @@ impl Inspection {
             .received
             .saturating_sub(self.server.input.len() as u64);
         self.searched = inspector.has_secret(&self.name, self.port);
-        if self.searched {
-            ask_for_whole_text(&mut head);
-        }
-        let attached = self.secure && self.searched;
-        if attached {
-            inspector.insert(&self.name, self.port, &mut head);
-        }
+        let fills = self.prepare(inspector, &mut head);
         let body = Body::new(framing);
-        let collects = attached
-            && inspector.fills_bodies(&self.name, self.port)
+        let collects = fills
             && match framing {
                 Framing::Length(n) => n > 0 && n <= MOST_BODY as u64,
                 framing => framing == Framing::Chunked,
@@ -460,6 +542,73 @@ impl Inspection {
             self.request = Stage::Body(body);
         }
         true
+    }
+
+    /// Decide about a request, and note it. Return the answer to one that is refused.
+    fn judge(&mut self, rules: &Rules, inspector: &Inspector, head: &Head) -> Option<Refusal> {
+        let (method, path) = (&head.first[0][..], head.path());
+        let verdict = policy::decide(rules, &self.name, self.port, head);
+        let plain = (!self.secure).then(|| inspector.placeholder_in(head));
+        if let Some(secret) = plain.flatten() {
+            self.refuse(method, path, "secret without TLS");
+            let text = format!(
+                "Secret {} is sent only over TLS. Use https://{}.\n",
+                secret, self.name
+            );
+            return Some(("403 Forbidden", text));
+        }
+        if !verdict.allowed && !rules.dry_run {
+            self.refuse(method, path, &verdict.rule);
+            let text = format!(
+                "This sandbox may not send {} {}{} ({}).\n\
+                 The creator of the sandbox can allow it (network.allow).\n",
+                method, self.name, path, verdict.rule
+            );
+            return Some(("403 Forbidden", text));
+        }
+        self.note(method, path, &verdict.rule, verdict.allowed, false);
+        None
+    }
+
+    /// Put the secrets of the host into a request, and ask for an answer that can be searched for them.
+    /// Return whether a value may go into its body.
+    fn prepare(&self, inspector: &Inspector, head: &mut Head) -> bool {
+        if !inspector.has_secret(&self.name, self.port) {
+            return false;
+        }
+        ask_for_whole_text(head);
+        if self.secure {
+            inspector.insert(&self.name, self.port, head);
+        }
+        self.secure && inspector.fills_bodies(&self.name, self.port)
+    }
+
+    /// Put the values of secrets into a complete body, or return the answer that refuses it.
+    fn filled(
+        &mut self,
+        inspector: &Inspector,
+        head: &Head,
+        held: Vec<u8>,
+    ) -> Result<Vec<u8>, Refusal> {
+        if let Some((secret, why)) = inspector.obstacle(&self.name, self.port, head, &held) {
+            let rule = format!("secret in a body: {}", why);
+            self.refuse(&head.first[0], head.path(), &rule);
+            let text = format!(
+                "Secret {} is not put into the body of this request: {}.\n",
+                secret, why
+            );
+            return Err(("403 Forbidden", text));
+        }
+        let kind = head.only("content-type").unwrap_or(b"").to_vec();
+        let filled = inspector.fill(&self.name, self.port, &kind, held);
+        filled.ok_or_else(|| self.unclear("its body has placeholders of secrets too often"))
+    }
+
+    /// Note a request that is not clear, and return the answer to it.
+    fn unclear(&mut self, why: &str) -> Refusal {
+        self.refuse("", "", why);
+        let text = format!("The request is not clear: {}.\n", why);
+        ("400 Bad Request", text)
     }
 
     fn read_request(&mut self) -> Result<Option<(Head, Framing)>, &'static str> {
@@ -498,26 +647,14 @@ impl Inspection {
                     self.request = Stage::Collecting(body, head, held);
                     return any;
                 }
-                if let Some((secret, why)) = inspector.obstacle(&self.name, self.port, &head, &held)
-                {
-                    let rule = format!("secret in a body: {}", why);
-                    self.refuse(&head.first[0], head.path(), &rule);
-                    let text = format!(
-                        "Secret {} is not put into the body of this request: {}.\n",
-                        secret, why
-                    );
-                    self.end_with("403 Forbidden", &text);
-                    return true;
-                }
-                let kind = head.only("content-type").unwrap_or(b"").to_vec();
-                match inspector.fill(&self.name, self.port, &kind, held) {
-                    Some(filled) => {
+                match self.filled(inspector, &head, held) {
+                    Ok(filled) => {
                         head.remove("transfer-encoding");
                         head.set("Content-Length", filled.len().to_string().as_bytes());
                         self.server.output.extend_from_slice(&head.to_bytes());
                         self.server.output.extend_from_slice(&filled);
                     }
-                    None => self.bad_request("its body has placeholders of secrets too often"),
+                    Err((status, text)) => self.end_with(status, &text),
                 }
                 true
             }

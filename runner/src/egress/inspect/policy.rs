@@ -1,7 +1,7 @@
 //! The policy of inspected connections: rules for requests, secrets, and the TLS settings of both sides.
 
 use super::body_obstacles;
-use super::certificates::Authority;
+use super::certificates::{Authority, Settings};
 use super::mask::Mask;
 use super::secrets::{find, percent_decoded, wipe, Secret};
 use super::server_chain::BoundedVerifier;
@@ -10,8 +10,10 @@ use crate::head::{same_field, Head};
 use crate::rules::{Destination, Request, Rule, Rules, Verdict};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConnection};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ALL_VERSIONS};
 use serde_json::Value;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// The rule of a path that servers may read in more than one way.
@@ -45,6 +47,10 @@ pub struct Inspector {
     all: bool,
     except: Vec<Rule>,
     secrets: Vec<Secret>,
+    /// How often the secrets were replaced.
+    pub changes: u64,
+    /// What every HTTP/2 connection has a copy of.
+    connections: Rc<()>,
 }
 
 impl Inspector {
@@ -53,17 +59,22 @@ impl Inspector {
         let mut roots = RootCertStore::empty();
         let bundle = v["roots"].as_str()?.as_bytes();
         roots.add_parsable_certificates(CertificateDer::pem_slice_iter(bundle).flatten());
-        let mut client = ClientConfig::builder()
+        let versions: &[_] = match v["tls13"].as_bool() {
+            Some(true) => &[&TLS13],
+            _ => ALL_VERSIONS,
+        };
+        let client = ClientConfig::builder_with_protocol_versions(versions)
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(BoundedVerifier::new(roots)))
             .with_no_client_auth();
-        client.alpn_protocols = vec![b"http/1.1".to_vec()];
         let mut inspector = Inspector {
             authority: Authority::new(der("certificate")?, &der("key")?)?,
             client: Arc::new(client),
             all: false,
             except: Vec::new(),
             secrets: Vec::new(),
+            changes: 0,
+            connections: Rc::new(()),
         };
         inspector.change(v)?;
         Some(inspector)
@@ -79,6 +90,7 @@ impl Inspector {
         );
         self.all = v["all"].as_bool()?;
         self.secrets = secrets;
+        self.changes += 1;
         self.except = except;
         Some(())
     }
@@ -90,11 +102,22 @@ impl Inspector {
         self.has_secret(name, port) || (self.all && !except)
     }
 
-    pub fn ends(&mut self, name: &str) -> Option<(rustls::Connection, rustls::Connection)> {
-        let client = ServerConnection::new(self.authority.server(name)?).ok()?;
-        let to = ServerName::try_from(name.to_owned()).ok()?;
-        let server = ClientConnection::new(self.client.clone(), to).ok()?;
-        Some((client.into(), server.into()))
+    /// Return what answers a client as the server with this name.
+    pub fn settings(&mut self, name: &str) -> Option<Settings> {
+        self.authority.server(name)
+    }
+
+    /// Begin TLS with a server, and offer these protocols.
+    pub fn connection(&self, name: &str, offer: Vec<Vec<u8>>) -> Result<Connection, String> {
+        let to = ServerName::try_from(name.to_owned()).map_err(|error| error.to_string())?;
+        let made = ClientConnection::new_with_alpn(self.client.clone(), to, offer);
+        made.map(Connection::from)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Return what an HTTP/2 connection keeps as long as it is open, so that they can be counted.
+    pub fn share(&self) -> Rc<()> {
+        self.connections.clone()
     }
 
     fn secrets_for<'a>(&'a self, name: &'a str, port: u16) -> impl Iterator<Item = &'a Secret> {

@@ -294,6 +294,10 @@ impl Egress {
                 Passage::Closed(rule) => return self.stop(id, connection, rule),
             }
         }
+        if !connection.checked && self.holds_server(&connection) {
+            self.items.insert(id, Item::Connection(connection));
+            return;
+        }
         self.shift(id, connection);
     }
 
@@ -311,7 +315,9 @@ impl Egress {
             Some(First::More) if !sends_no_more(&connection.client) => {
                 self.items.insert(id, Item::Connection(connection));
             }
-            Some(First::Http(_) | First::Unclear) if !hello::is_tls_record(buffer[0]) => {
+            Some(First::Http(_) | First::Http2 | First::Unclear)
+                if !hello::is_tls_record(buffer[0]) =>
+            {
                 // Read it, or closing would reset the connection before the answer is read.
                 let _read = recv(&connection.client, buffer, RecvFlags::empty());
                 let _ = sys::write_all(fd, forbidden(&connection).as_bytes());

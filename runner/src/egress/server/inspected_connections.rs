@@ -2,10 +2,12 @@
 
 use super::{Connection, Egress, Item, State};
 use crate::hello::First;
-use crate::inspect::{Event, Inspection, Moved};
+use crate::http::UNCLEAR;
+use crate::inspect::{Begins, Event, Inspection, Moved};
 use crate::limits::{Meter, Room};
 use crate::rules::{verdict, Destination};
 use crate::sockets::{delivers, reset};
+use crate::sys::peek;
 use serde_json::json;
 use std::os::unix::io::AsRawFd;
 use std::time::{Duration, Instant};
@@ -23,6 +25,7 @@ const IDLE: &str = "limit:idle_seconds";
 /// read, such as ssh and PostgreSQL.
 const WEB_PORTS: [u16; 2] = [80, 443];
 const NOT_WEB: &str = "bytes that are neither TLS nor HTTP";
+const SPOKE_FIRST: &str = "a server that sends before the client";
 const NOT_SEARCHED: &str = "another protocol to the host of a secret; a rule must name its port";
 
 impl Egress {
@@ -40,10 +43,12 @@ impl Egress {
     ) -> Option<Result<(), String>> {
         let (name, port) = (connection.name.clone()?, connection.wanted.port());
         let wanted = self.inspects(&name, port);
-        let secure = match seen {
-            First::Tls(Some(_)) => true,
+        let begins = match seen {
+            First::Tls(Some(_)) => Begins::Tls,
             First::Tls(None) if wanted => return Some(Err("TLS without a server name".to_owned())),
-            First::Http(_) => false,
+            First::Http(_) => Begins::Http1,
+            First::Http2 if wanted => Begins::Http2,
+            First::Http2 => return Some(Err(UNCLEAR.to_owned())),
             First::Other if wanted && WEB_PORTS.contains(&port) => {
                 return Some(Err(NOT_WEB.to_owned()))
             }
@@ -56,14 +61,34 @@ impl Egress {
         if !wanted {
             return self.opaque(&name, port);
         }
+        // No server of HTTP or TLS does. What it has sent was not searched.
+        if connection.down.as_ref().is_some_and(|down| down.bytes > 0) {
+            return Some(Err(SPOKE_FIRST.to_owned()));
+        }
         let inspector = self.config.inspector.as_mut()?;
-        match Inspection::new(inspector, &name, port, secure) {
+        match Inspection::new(inspector, &name, port, begins) {
             Some(inspection) => {
                 connection.state = State::Inspecting(Box::new(inspection));
                 Some(Ok(()))
             }
             None => Some(Err("no certificate can be made for the name".to_owned())),
         }
+    }
+
+    /// Whether what a server has sent waits until the client has sent something: nothing but TLS and HTTP may
+    /// pass here. The end of a server does not wait.
+    pub(super) fn holds_server(&self, connection: &Connection) -> bool {
+        let (Some(name), Some(server)) = (&connection.name, &connection.server) else {
+            return false;
+        };
+        let port = connection.wanted.port();
+        let only_web = WEB_PORTS.contains(&port)
+            || self.keeps_secret(name, port)
+            || self.opaque(name, port).is_some();
+        only_web
+            && !self.config.rules.dry_run
+            && self.inspects(name, port)
+            && peek(server.as_raw_fd(), &mut [0u8; 1]).is_some_and(|bytes| !bytes.is_empty())
     }
 
     /// Whether a host has a secret, and no rule allows other protocols on this port of it.

@@ -13,7 +13,13 @@ from sandkasten.model.sandbox.network_limits import NetworkLimits, read_limit, r
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
 from sandkasten.model.sandbox.network_rules import PRESETS, parse_rule, refuse_bare_presets
 from sandkasten.settings.setting_fields import setting
-from sandkasten.settings.setting_parsers import invalid, path_list, positive_integer, string_list
+from sandkasten.settings.setting_parsers import (
+    boolean,
+    invalid,
+    path_list,
+    positive_integer,
+    string_list,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -220,6 +226,13 @@ class NetworkSettings:
         "Files of certificates that inspected servers may have, besides those of this machine.",
     )
 
+    tls13: bool = setting(
+        "network.tls13",
+        boolean,
+        False,
+        "Refuse inspected servers that do not speak TLS 1.3.",
+    )
+
     def ceiling(self, allow: tuple[str, ...] | None, limits: NetworkLimits) -> NetworkCeiling:
         """Return what the operator permits. `allow` is policy.network."""
         known_presets = {**PRESETS, **self.presets}
@@ -245,4 +258,5 @@ class NetworkSettings:
             limits=limits,
             uninspected=self.uninspected,
             ca_files=tuple(os.fspath(file.absolute()) for file in self.ca_files),
+            tls13=self.tls13,
         )

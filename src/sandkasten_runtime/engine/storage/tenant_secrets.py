@@ -17,16 +17,16 @@ from sandkasten.model.sandbox.inspection import Inspection, check_hosts_allowed
 
 if TYPE_CHECKING:
     from sandkasten.model.access.stored_secrets import SecretRequest
-    from sandkasten.model.sandbox.network_policy import NetworkPolicy
+    from sandkasten.model.sandbox.network_policy import NetworkCeiling, NetworkPolicy
     from sandkasten.ports import Secrets
 
 _List: TypeAlias = list[Secret]
 
 
 class TenantSecrets:
-    def __init__(self, port: Secrets | None, uninspected: tuple[str, ...]) -> None:
+    def __init__(self, port: Secrets | None, network: NetworkCeiling) -> None:
         self._secrets = port
-        self._uninspected = uninspected
+        self._network = network
 
     @property
     def _port(self) -> Secrets:
@@ -53,6 +53,7 @@ class TenantSecrets:
         if not policy.inspected:
             return None
         names = [checked_secret_name(name) for name in policy.secrets]
+        network = self._network
         opened = await self._port.open(tenant, names) if names else ()
         check_hosts_allowed(policy, opened)
-        return Inspection(policy.inspect, tuple(opened), self._uninspected)
+        return Inspection(policy.inspect, tuple(opened), network.uninspected, network.tls13)

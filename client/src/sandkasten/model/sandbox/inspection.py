@@ -32,6 +32,7 @@ _BUNDLE_VARIABLES: Final = (
     "PIP_CERT",
     "NPM_CONFIG_CAFILE",
     "CARGO_HTTP_CAINFO",
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
 )
 
 
@@ -44,6 +45,8 @@ class Inspection:
     secrets: tuple[OpenSecret, ...] = field(default=(), repr=False)
     uninspected: tuple[str, ...] = ()
     """Hosts that are not inspected where all others are."""
+    tls13: bool = False
+    """Whether servers must speak TLS 1.3."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which programs inside trust the authority and get placeholders.

@@ -174,6 +174,8 @@ class NetworkCeiling:
     """Hosts whose connections are not inspected in an inspected sandbox."""
     ca_files: tuple[str, ...] = ()
     """Files with further authorities for the certificates of inspected servers."""
+    tls13: bool = False
+    """Whether inspected servers must speak TLS 1.3."""
 
 
 def parse_network(

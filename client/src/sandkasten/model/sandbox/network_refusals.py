@@ -46,6 +46,9 @@ _HINTS: Final = {
     _NOT_PUBLIC: OPERATOR_OPENS,
     "bytes that are neither TLS nor HTTP": "an inspected host gets only TLS and HTTP on ports 80 "
     "and 443; the operator can leave it out (network.uninspected)",
+    "a server that sends before the client": "an inspected host gets TLS and HTTP only from the "
+    "beginning; the operator can leave it out (network.uninspected)",
+    "too many bodies for secrets": "send fewer requests with bodies at a time",
     "secret without TLS": "use https: a secret is never sent over plain HTTP",
     "the client names another host": "send the requests to each host on a connection of its own",
     "the client does not name its host clearly": "send HTTP with one Host header, or TLS with a "
