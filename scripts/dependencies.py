@@ -147,7 +147,9 @@ def collect(before: Packages) -> Packages:
         for crate in json.loads(done.stdout)["packages"]:
             if crate["source"]:
                 requires = {d["name"] for d in crate["dependencies"] if d["kind"] != "dev"}
-                about = {"license": crate["license"] or "", "requires": sorted(requires)}
+                # Old crates write a choice with a slash.
+                license_ = re.sub(" ?/ ?", " OR ", crate["license"] or "")
+                about = {"license": license_, "requires": sorted(requires)}
                 packages["rust"].setdefault(crate["name"], {})[crate["version"]] = about
     for place in NPM:
         for name, package in _npm(place):
