@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sandkasten.client.sandbox import AsyncSandbox
     from sandkasten.client.secrets import AsyncSecrets, Secrets
     from sandkasten.client.session_client import AsyncSession, SandboxClient
+    from sandkasten.client.snapshots import AsyncSnapshots, Snapshots
     from sandkasten.client.stored_files import AsyncStoredFiles, StoredFiles
     from sandkasten.client.workspaces import AsyncWorkspaces, Workspaces
     from sandkasten.errors import (
@@ -93,6 +94,8 @@ if TYPE_CHECKING:
         SessionExpired,
         SessionNotFound,
         ShellNotFound,
+        SnapshotDamaged,
+        SnapshotNotFound,
         StoreUnusable,
         Unauthorized,
         UnsupportedByBackend,
@@ -123,6 +126,7 @@ if TYPE_CHECKING:
     from sandkasten.model.runs.run_values import Definition, RunEvent, RunRow, RunUsage
     from sandkasten.model.sandbox.oneshot_values import Artifact
     from sandkasten.model.sandbox.sandbox_values import Info, Stats
+    from sandkasten.model.sandbox.snapshot import NotKept, Snapshot
     from sandkasten.model.sandbox.usage import ExecUsage, Usage
     from sandkasten.model.sandbox.workspace import Workspace
 
@@ -162,6 +166,7 @@ _HOME = {
     "sandkasten.client.blocking.sync_service": ("Session",),
     "sandkasten.client.stored_files": ("AsyncStoredFiles", "StoredFiles"),
     "sandkasten.client.secrets": ("AsyncSecrets", "Secrets"),
+    "sandkasten.client.snapshots": ("AsyncSnapshots", "Snapshots"),
     "sandkasten.client.workspaces": ("AsyncWorkspaces", "Workspaces"),
     "sandkasten.errors": (
         "AgentNotFound",
@@ -214,6 +219,8 @@ _HOME = {
         "SessionExpired",
         "SessionNotFound",
         "ShellNotFound",
+        "SnapshotDamaged",
+        "SnapshotNotFound",
         "StoreUnusable",
         "Unauthorized",
         "UnsupportedByBackend",
@@ -245,6 +252,7 @@ _HOME = {
     "sandkasten.model.sandbox.oneshot_values": ("Artifact",),
     "sandkasten.model.sandbox.sandbox_values": ("Info", "Stats"),
     "sandkasten.model.sandbox.usage": ("ExecUsage", "Usage"),
+    "sandkasten.model.sandbox.snapshot": ("NotKept", "Snapshot"),
     "sandkasten.model.sandbox.workspace": ("Workspace",),
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
@@ -263,6 +271,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSecrets",
     "AsyncSession",
+    "AsyncSnapshots",
     "AsyncStoredFiles",
     "AsyncTerminal",
     "AsyncWatch",
@@ -320,6 +329,7 @@ __all__ = [
     "ModelUnavailable",
     "NotADirectory",
     "NotFound",
+    "NotKept",
     "NotRegular",
     "Output",
     "PastResult",
@@ -351,6 +361,10 @@ __all__ = [
     "SessionExpired",
     "SessionNotFound",
     "ShellNotFound",
+    "Snapshot",
+    "SnapshotDamaged",
+    "SnapshotNotFound",
+    "Snapshots",
     "StagedFile",
     "Stats",
     "StoreUnusable",

@@ -30,6 +30,7 @@ SandkastenError
 │   ├── ContextNotFound         CONTEXT_NOT_FOUND
 │   ├── KernelNotFound          KERNEL_NOT_FOUND
 │   ├── WorkspaceNotFound       WORKSPACE_NOT_FOUND
+│   ├── SnapshotNotFound        SNAPSHOT_NOT_FOUND
 │   ├── RunNotFound             RUN_NOT_FOUND
 │   ├── AgentNotFound           AGENT_NOT_FOUND
 │   └── WorkflowNotFound        WORKFLOW_NOT_FOUND
@@ -43,6 +44,7 @@ SandkastenError
 │   └── FileTrouble             FILE_TROUBLE
 ├── QuotaExceeded               QUOTA_EXCEEDED
 ├── WorkspaceDamaged            WORKSPACE_DAMAGED
+├── SnapshotDamaged             SNAPSHOT_DAMAGED
 ├── StoreUnusable               STORE_UNUSABLE (the daemon's database)
 ├── CommandTimeout              COMMAND_TIMEOUT (only if a timeout was requested to be an error)
 ├── CommandNotExecutable        COMMAND_NOT_EXECUTABLE
@@ -219,6 +221,10 @@ class WorkspaceNotFound(NotFound):
     code = "WORKSPACE_NOT_FOUND"
 
 
+class SnapshotNotFound(NotFound):
+    code = "SNAPSHOT_NOT_FOUND"
+
+
 class RunNotFound(NotFound):
     code = "RUN_NOT_FOUND"
 
@@ -275,6 +281,12 @@ class WorkspaceDamaged(SandkastenError):
     """A named workspace exists, but its metadata or its volume cannot be used as it is."""
 
     code = "WORKSPACE_DAMAGED"
+
+
+class SnapshotDamaged(SandkastenError):
+    """A snapshot exists, but its metadata or its files cannot be used as they are."""
+
+    code = "SNAPSHOT_DAMAGED"
 
 
 class StoreUnusable(SandkastenError):

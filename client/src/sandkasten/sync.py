@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from sandkasten.client.blocking.sync import ExecStream, Images, Process, Sandbox, Terminal, Watch
 from sandkasten.client.blocking.sync_service import SandboxClient, Session
+from sandkasten.client.snapshots import Snapshots
 from sandkasten.client.workspaces import Workspaces
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Sandbox",
     "SandboxClient",
     "Session",
+    "Snapshots",
     "Terminal",
     "Watch",
     "Workspaces",

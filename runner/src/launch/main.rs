@@ -81,9 +81,8 @@ fn launch() -> Outcome<Launched> {
     sys::close_all_but(&[0, 1, 2, plan.listen_fd, control_fd])
         .map_err(failed("descriptors", "close_range"))?;
     let begin = || {
-        let map = plan.id_map?;
-        let owner = map.base + plan.workspace_owner;
-        volume::begin(&plan.workspace, mounts::WORKSPACE_DIRECTORIES, owner)
+        let (directories, owner) = (mounts::WORKSPACE_DIRECTORIES, plan.workspace_owner);
+        volume::begin(&plan.workspace, directories, plan.id_map?, owner)
     };
     // First, because it takes longest. With an egress it has to wait: a child that stays must not come
     // from a process with two threads.

@@ -16,11 +16,13 @@ pub struct IdMap {
 pub enum Volume {
     /// An ext4 image, attached to a loop device that frees itself. `keep`: it outlives the sandbox, so
     /// ids on it are those inside, other processes may have it mounted too, and writes must be durable.
-    /// `reserved`: its file has all of its blocks, and must not give them back.
+    /// `reserved`: its file has all of its blocks, and must not give them back. `first_id`: it is a copy
+    /// of another sandbox's volume, on which the ids begin there.
     Image {
         path: String,
         keep: bool,
         reserved: bool,
+        first_id: Option<u32>,
     },
     /// A directory that outlives the sandbox; ids as in a kept image.
     Directory { path: String },
@@ -317,6 +319,10 @@ pub fn volume(v: &Value) -> Outcome<Volume> {
             path: string(v, "path")?,
             keep: v["keep"].as_bool().unwrap_or(false),
             reserved: v["reserved"].as_bool().unwrap_or(false),
+            first_id: match &v["first_id"] {
+                Value::Null => None,
+                _ => Some(number(v, "first_id")? as u32),
+            },
         },
         Some("directory") => Volume::Directory {
             path: string(v, "path")?,

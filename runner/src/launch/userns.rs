@@ -67,6 +67,18 @@ pub fn of_one_owner(map: IdMap, owner: Owner, user: u32) -> Outcome<OwnedFd> {
     with_maps(map, &uids, &gids)
 }
 
+/// Return a descriptor of a user namespace that only a mount uses: the ids from `first` on disk are those
+/// of the sandbox. Id 0 stays what it is, because the overlay on the mount works as root.
+pub fn of_other_range(map: IdMap, first: u32) -> Outcome<OwnedFd> {
+    let range = format!("{} {} {}\n", first, map.base, map.count);
+    // A volume with the ids inside has its own id 0.
+    let line = match first {
+        0 => range,
+        _ => format!("0 0 1\n{}", range),
+    };
+    with_maps(map, &line, &line)
+}
+
 fn with_maps(map: IdMap, uids: &str, gids: &str) -> Outcome<OwnedFd> {
     let helper = Helper::fork(map, false)?;
     match helper.write_maps(uids, gids) {

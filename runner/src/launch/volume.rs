@@ -6,12 +6,12 @@
 
 use crate::failure::{failed, Failure, Outcome};
 use crate::mounts::{mkdir, mount, mount_memory, Ids, QUIET};
-use crate::plan::Volume;
+use crate::plan::{IdMap, Volume};
 use crate::root::give;
-use crate::{loopdev, sys, tree};
+use crate::{loopdev, sys, tree, userns};
 use rustix::fs::{utimensat, AtFlags, Timespec, Timestamps, UTIME_NOW};
 use rustix::mount::{MountAttrFlags, MountFlags};
-use std::os::unix::io::{AsRawFd, OwnedFd};
+use std::os::unix::io::{AsFd, AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
 
 const STEP: &str = "mount";
@@ -24,31 +24,44 @@ const THREAD_STACK: usize = 128 << 10;
 
 /// A workspace that another thread mounts. Attaching and mounting its image takes about as long as the
 /// other preparations, and depends on none of them.
-pub struct Mounting(JoinHandle<Outcome<OwnedFd>>);
+pub struct Mounting {
+    thread: JoinHandle<Outcome<OwnedFd>>,
+    /// Where the ids on the image begin, if it is a copy.
+    first_id: Option<u32>,
+    map: IdMap,
+}
 
-/// Begin to mount an image that ends with its sandbox, with `directories` owned by `owner` (an id on
-/// the host). Return `None` for other volumes. From now on this process has two threads.
+/// Begin to mount an image that ends with its sandbox, with `directories` owned by `owner` (an id
+/// inside) if it is new. Return `None` for other volumes. From now on this process has two threads.
 pub fn begin(
     volume: &Volume,
     directories: &'static [&'static str],
+    map: IdMap,
     owner: u32,
 ) -> Option<Mounting> {
-    let (path, reserved) = match volume {
+    let (path, reserved, first_id) = match volume {
         Volume::Image {
             path,
             keep: false,
             reserved,
-        } => (path.clone(), *reserved),
+            first_id,
+        } => (path.clone(), *reserved, *first_id),
         _ => return None,
     };
     let work = move || {
         let mount = mount_image(&path, reserved)?;
-        fill(&mount, directories, owner)?;
-        forget_name(&path)?;
+        if first_id.is_none() {
+            fill(&mount, directories, map.base + owner)?;
+        }
         Ok(mount)
     };
     let builder = std::thread::Builder::new().stack_size(THREAD_STACK);
-    builder.spawn(work).ok().map(Mounting)
+    let thread = builder.spawn(work).ok()?;
+    Some(Mounting {
+        thread,
+        first_id,
+        map,
+    })
 }
 
 impl Mounting {
@@ -56,7 +69,11 @@ impl Mounting {
     pub fn put(self, target: &str) -> Outcome<()> {
         mkdir(target, 0o755)?;
         let ended = || Failure::new(STEP, "the workspace was not mounted", 0);
-        tree::put(self.0.join().map_err(|_| ended())??, target)
+        let mount = self.thread.join().map_err(|_| ended())??;
+        match self.first_id {
+            Some(first) => put_copy(mount, target, first, self.map),
+            None => tree::put(mount, target),
+        }
     }
 }
 
@@ -74,14 +91,19 @@ pub fn place(
             path,
             keep: false,
             reserved,
+            first_id,
         } => {
-            tree::put(mount_image(path, *reserved)?, target)?;
-            forget_name(path)?;
+            let mount = mount_image(path, *reserved)?;
+            if let (Some(first), Some((map, _))) = (first_id, ids) {
+                return put_copy(mount, target, *first, map);
+            }
+            tree::put(mount, target)?;
         }
         Volume::Image {
             path,
             keep: true,
             reserved,
+            ..
         } => {
             let device = loopdev::attach_shared(path)?;
             let options = format!("{},{}", discard(*reserved), KEEP_TABLES);
@@ -116,6 +138,7 @@ pub fn show(
             path,
             keep: false,
             reserved,
+            ..
         } => {
             mkdir(target, 0o755)?;
             tree::put(mount_image(path, *reserved)?, target)?;
@@ -139,9 +162,22 @@ fn mount_image(path: &str, reserved: bool) -> Outcome<OwnedFd> {
     tree::of_device("ext4", &device.path, &options, attributes)
 }
 
-/// Remove the name of a mounted image: the mount holds the file, which is deleted with the sandbox.
-fn forget_name(path: &str) -> Outcome<()> {
-    std::fs::remove_file(path).map_err(failed(STEP, &format!("unlink {}", path)))
+/// Attach the copy of another sandbox's volume. The ids on it begin at `first`, and are shown as this
+/// sandbox's.
+fn put_copy(mount: OwnedFd, target: &str, first: u32, map: IdMap) -> Outcome<()> {
+    if first != map.base {
+        let userns = userns::of_other_range(map, first)?;
+        tree::restrict(&mount, MountAttrFlags::empty(), Some(userns.as_fd()))?;
+    }
+    tree::put(mount, target)?;
+    // The mark of an overlay without flushes: the copy was flushed, and the mark forbids another mount.
+    let mark = format!("{}/over/work/work/incompat/volatile", target);
+    match std::fs::remove_dir_all(&mark) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(failed(STEP, format!("remove {}", mark))(error))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Give the directories of a new image to their owner, and the current time: the template of the image

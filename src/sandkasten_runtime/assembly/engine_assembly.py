@@ -35,6 +35,7 @@ from sandkasten_runtime.images.image_sources import Sources
 from sandkasten_runtime.images.installed_parts import InstalledParts
 from sandkasten_runtime.images.layers.image_store import LayerStore
 from sandkasten_runtime.linux.storage.host_mount_check import HostMountCheck
+from sandkasten_runtime.linux.storage.snapshot_directory import SnapshotDirectory
 from sandkasten_runtime.store.audit_directory import AuditDirectory
 from sandkasten_runtime.store.record_rules import Retention
 from sandkasten_runtime.store.secret_directory import SecretDirectory
@@ -159,6 +160,9 @@ def _assembled(
         pool=pool if journal is not None else embedded_pool(pool),
         version=VERSION,
         workspaces=backing.workspaces,
+        snapshots=SnapshotDirectory(
+            settings.data_dir.absolute() / "snapshots", disk=settings.policy.disk
+        ),
         host_mounts=HostMountCheck(settings.data_dir),
         journal=journal,
         packages=parts.packages(context),

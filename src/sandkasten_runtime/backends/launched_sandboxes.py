@@ -10,24 +10,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from contextlib import contextmanager
 from dataclasses import field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.disk.os_errors import disk_error
-from sandkasten.errors import BackendUnavailable, Conflict, SandboxLost, SandkastenError
+from sandkasten.disk.cleanup import in_thread
+from sandkasten.disk.free_space import file_system_of
+from sandkasten.disk.os_errors import disk_error, translated
+from sandkasten.errors import (
+    BackendUnavailable,
+    Conflict,
+    SandboxLost,
+    SandkastenError,
+    UnsupportedByBackend,
+)
 from sandkasten.lazy_dataclass import dataclass
-from sandkasten_runtime.linux import egress
+from sandkasten.model.sandbox.cell_spec import TMP, CopiedFiles, CopiedVolume
+from sandkasten_runtime.linux import egress, processes
 from sandkasten_runtime.linux.cgroup import cgroups
 from sandkasten_runtime.linux.cgroup.pausable_group import PausableGroup
+from sandkasten_runtime.linux.confinement import id_ranges
+from sandkasten_runtime.linux.launch_plan import CHANGES, VOLUME
 from sandkasten_runtime.linux.sandbox_removal import alive, remove
+from sandkasten_runtime.linux.state_layout import read_pid, read_state
+from sandkasten_runtime.linux.storage import memory_tree, tree_copy, workspace_image
 from sandkasten_runtime.linux.storage.root_changes import changes_of
 from sandkasten_runtime.linux.undoable_work import whole_or_nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
+    from threading import Event
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import RootChanges
@@ -41,15 +56,24 @@ if TYPE_CHECKING:
 
     Connect = Callable[[SandboxId], Awaitable[ByteStream]]
 
+TMP_FILE: Final = "tmp"
+"""The file of /tmp beside the copied volumes."""
+# <linux/magic.h>
+_TMPFS: Final = 0x0102_1994
+
 
 class LaunchedSandboxes:
     """The sandboxes of one backend and one data directory.
 
     `connect` connects to the runner of a sandbox and raises OSError if it does not answer.
+    `shows_memory`: the file systems in memory of a sandbox are those of this kernel.
     """
 
-    def __init__(self, layout: Layout, programs: Programs, connect: Connect) -> None:
+    def __init__(
+        self, layout: Layout, programs: Programs, connect: Connect, *, shows_memory: bool = True
+    ) -> None:
         self.layout = layout
+        self._shows_memory = shows_memory
         self.programs = programs
         """As shipped, until `prepare` has copied the runner."""
         self._shipped = programs
@@ -68,23 +92,39 @@ class LaunchedSandboxes:
             raise disk_error("prepare the data directory", exc, BackendUnavailable) from exc
 
     async def make(
-        self, sandbox_id: SandboxId, fill: Callable[[Path], LaunchedCell]
+        self,
+        sandbox_id: SandboxId,
+        fill: Callable[[Path], LaunchedCell],
+        files: CopiedFiles | None = None,
     ) -> LaunchedCell:
-        """Make the directory of the sandbox, and let `fill` start it, in a thread. Nothing is left
-        of it on an error or a cancellation.
+        """Make the directory of the sandbox, let `fill` start it, and restore its /tmp, in a
+        thread. Nothing is left of it on an error or a cancellation.
         """
         return await whole_or_nothing(
-            lambda: self._make(sandbox_id, fill), lambda: remove(self.layout, sandbox_id)
+            lambda: self._make(sandbox_id, fill, files), lambda: remove(self.layout, sandbox_id)
         )
 
-    def _make(self, sandbox_id: SandboxId, fill: Callable[[Path], LaunchedCell]) -> LaunchedCell:
+    def _make(
+        self,
+        sandbox_id: SandboxId,
+        fill: Callable[[Path], LaunchedCell],
+        files: CopiedFiles | None,
+    ) -> LaunchedCell:
         directory = self.layout.cell(sandbox_id)
         try:
             directory.mkdir(mode=0o700)
         except FileExistsError as exc:
             raise Conflict(f"sandbox {sandbox_id} exists already") from exc
         try:
-            return fill(directory)
+            cell = fill(directory)
+            if files is not None and files.tmp and self._shows_memory:
+                # No code of the user runs yet that could change it meanwhile.
+                with (
+                    _memory(directory) as (tmp, first_id),
+                    Path(files.path, TMP_FILE).open("rb") as saved,
+                ):
+                    memory_tree.restore(saved, tmp, first_id)
+            return cell
         except BaseException as exc:
             with contextlib.suppress(SandkastenError):
                 remove(self.layout, sandbox_id)
@@ -99,7 +139,13 @@ class LaunchedSandboxes:
         warnings: tuple[str, ...] = (),
     ) -> LaunchedCell:
         return LaunchedCell(
-            sandbox_id, self.layout, self.hierarchies, self._connect, unenforced, warnings
+            sandbox_id,
+            self.layout,
+            self.hierarchies,
+            self._connect,
+            unenforced,
+            warnings,
+            self._shows_memory,
         )
 
     async def attach(self, sandbox_id: SandboxId) -> LaunchedCell:
@@ -129,6 +175,7 @@ class LaunchedCell:
     unenforced: tuple[Unenforced, ...] = field(default=())
     warnings: tuple[str, ...] = ()
     """See `ports.Cautions`."""
+    shows_memory: bool = True
 
     async def dial(self) -> ByteStream:
         try:
@@ -159,6 +206,83 @@ class LaunchedCell:
     async def resume(self) -> None:
         await self._group.resume()
 
+    async def flush_files(self) -> int:
+        """See `ports.CopiesFiles`."""
+        return await in_thread(self._flush_files)
+
+    async def copy_files(self, target: str, stop: Event) -> CopiedFiles:
+        return await in_thread(self._copy_files, Path(target), stop)
+
+    async def reserve_files(self) -> None:
+        await in_thread(self._reserve_files)
+
+    def _flush_files(self) -> int:
+        size = 0
+        with translated("write back a workspace", BackendUnavailable):
+            for image, _ in self._volumes():
+                workspace_image.flush(image)
+                with image.open("rb") as file:
+                    # A copy that shares blocks would wait for the disk while nothing inside runs.
+                    os.fsync(file.fileno())
+                    size += os.fstat(file.fileno()).st_blocks * 512
+        return size
+
+    def _copy_files(self, target: Path, stop: Event) -> CopiedFiles:
+        shared, tmp = True, False
+        volumes = self._volumes()
+        with translated("copy a workspace", BackendUnavailable):
+            for image, volume in volumes:
+                workspace_image.flush(image)
+                with image.open("rb") as source, (target / volume.name).open("xb") as copy:
+                    os.fchmod(copy.fileno(), 0o600)
+                    shared &= tree_copy.share_or_copy(source.fileno(), copy.fileno(), stop)
+            if self.shows_memory:
+                with (
+                    _memory(self.layout.cell(self.id)) as (root, first_id),
+                    (target / TMP_FILE).open("xb") as copy,
+                ):
+                    memory_tree.save(root, copy, first_id, stop)
+                tmp = True
+        return CopiedFiles(
+            os.fspath(target),
+            tuple(volume for _, volume in volumes),
+            "reflink" if shared else "extents",
+            tmp,
+        )
+
+    def _reserve_files(self) -> None:
+        with translated("reserve the space of a workspace", BackendUnavailable):
+            for image, _ in self._volumes():
+                # Only what a copy shares: the image has all other blocks already.
+                workspace_image.reserve_space(image, 0)
+
+    def _volumes(self) -> list[tuple[Path, CopiedVolume]]:
+        """Return the images that the sandbox writes to. Raise UnsupportedByBackend if its files
+        are elsewhere.
+        """
+        cell = self.layout.cell(self.id)
+        state = read_state(cell)
+        if state is None:
+            raise SandboxLost(f"sandbox {self.id} is gone", hint="create a new one")
+        base = 0 if state.slot is None else id_ranges.base_of(state.slot)
+        first = dict(state.first_ids)
+        volumes: list[tuple[Path, CopiedVolume]] = []
+        workspace, first_id = cell / VOLUME, first.get(VOLUME, base)
+        if state.volume is not None:
+            workspace, first_id = Path(state.volume), 0
+        if state.slot is None or not workspace.is_file():
+            raise UnsupportedByBackend(
+                f"the files of sandbox {self.id} are in memory or in a directory, and only those "
+                "in an ext4 image can be copied",
+                hint="run as root on a machine with loop devices (sandkasten doctor); a sandbox "
+                "that an earlier version made must be made again",
+                sandbox_id=self.id,
+            )
+        volumes.append((workspace, CopiedVolume("workspace", first_id)))
+        if (cell / CHANGES).exists():
+            volumes.append((cell / CHANGES, CopiedVolume("changes", first.get(CHANGES, base))))
+        return volumes
+
     async def reclaim(self) -> int:
         """See `ports.Reclaims`."""
         return await self._group.reclaim()
@@ -184,3 +308,26 @@ class LaunchedCell:
     @property
     def _group(self) -> PausableGroup:
         return PausableGroup(self.id, self.layout, self.hierarchies)
+
+
+@contextmanager
+def _memory(cell: Path) -> Iterator[tuple[int, int]]:
+    """Yield an open /tmp of a sandbox, and the id on the host that is 0 inside."""
+    state, identity = read_state(cell), read_pid(cell)
+    pinned = processes.pin(*identity) if identity else None
+    if pinned is None or state is None or state.slot is None:
+        raise SandboxLost(f"sandbox {cell.name} is gone", hint="create a new one")
+    try:
+        # Our own mount: nothing inside can move it, or place something else there.
+        tmp = os.open(
+            f"/proc/{pinned.pid}/root{TMP}",
+            os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+        )
+    finally:
+        pinned.close()
+    try:
+        if file_system_of(tmp) != _TMPFS:
+            raise SandboxLost(f"sandbox {cell.name} is ending", hint="create a new one")
+        yield tmp, id_ranges.base_of(state.slot)
+    finally:
+        os.close(tmp)

@@ -70,6 +70,7 @@ from sandkasten_runtime.engine.session_usages import SessionUsages
 from sandkasten_runtime.engine.storage.image_operations import EngineImages
 from sandkasten_runtime.engine.storage.named_workspaces import NamedWorkspaces
 from sandkasten_runtime.engine.storage.sandbox_files import FileOperations
+from sandkasten_runtime.engine.storage.snapshots import Snapshots
 from sandkasten_runtime.engine.storage.tenant_secrets import TenantSecrets
 from sandkasten_runtime.engine.storage.workspace_files import WorkspaceFiles
 from sandkasten_runtime.engine.tenant_traffic import TenantTraffic
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
         Journal,
         Provisioner,
         Secrets,
+        SnapshotStore,
         Store,
         Tracing,
     )
@@ -137,6 +139,7 @@ class Engine:
         version: str = "",
         library: ImageLibrary | None = None,
         workspaces: WorkspacePort | None = None,
+        snapshots: SnapshotStore | None = None,
         host_mounts: HostMounts | None = None,
         journal: Journal | None = None,
         packages: Provisioner | None = None,
@@ -170,7 +173,7 @@ class Engine:
         planner = Planner(choice, images, policy, self.secrets, host_mounts, packages)
         self.network = NetworkControl(self._handles, policy.network)
         traffic = TenantTraffic(self._handles, store, journal, self.network, clock, events)
-        self.quotas = TenantQuotas(store, claims, stored_files, traffic, self.network)
+        self.quotas = TenantQuotas(store, claims, stored_files, traffic, self.network, snapshots)
         self._sandboxes = Sandboxes(
             handles=self._handles,
             store=store,
@@ -202,6 +205,18 @@ class Engine:
             quotas=self.quotas,
             in_flight=self._in_flight,
             default_backend=default_backend,
+            events=events,
+        )
+        self.snapshots = self._sandboxes.snapshots = Snapshots(
+            port=snapshots,
+            rules=policy.snapshots,
+            store=store,
+            handles=self._handles,
+            claims=claims,
+            remover=self._sandboxes,
+            quotas=self.quotas,
+            in_flight=self._in_flight,
+            clock=clock,
             events=events,
         )
         self.workspace_files = WorkspaceFiles(
@@ -519,6 +534,8 @@ class Engine:
 
     async def _begin_recovery(self) -> None:
         await self._pool.start(self._sites)
+        # First: a sandbox that was being copied is stopped, and does not answer.
+        await self.snapshots.tidy()
         await self._recovery.begin()
         self._watch.start()
         self._pool.refill()
@@ -529,6 +546,7 @@ class Engine:
 
     async def sweep(self) -> Swept:
         self._sweep_began = True
+        await self.snapshots.tidy()
         swept = await self._reaper.sweep()
         await self.workspaces.tidy(self._backends.values())
         return swept

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 
 RESOLV = "/etc/resolv.conf"
+VOLUME, CHANGES = "volume", "changes"
+"""The scratch disks in a cell's directory."""
 
 
 def refuse(spec: CellSpec, *, root: bool) -> None:
@@ -92,9 +94,27 @@ def root_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object] |
         "layers": list(spec.image.layers),
         "writable": writable,
         # A workspace that outlives the sandbox must not be filled with changes to its root.
-        "volume": scratch(layout, cell, spec) if writable and spec.workspace is not None else None,
+        "volume": scratch(layout, cell, spec, CHANGES) if writable and _own_changes(spec) else None,
         "places": places,
     }
+
+
+def _own_changes(spec: CellSpec) -> bool:
+    """Return whether changes of the root need a volume of their own."""
+    if spec.workspace is not None:
+        return True
+    if spec.files is None:
+        return False
+    copied = spec.files.volume("workspace")
+    # Ids on a copy of a named workspace are those inside, where the overlay cannot work as root.
+    inside = copied is not None and copied.first_id == 0
+    return inside or spec.files.volume(CHANGES) is not None
+
+
+def first_ids(spec: CellSpec) -> tuple[tuple[str, int], ...]:
+    """See `CellState.first_ids`."""
+    copied = () if spec.files is None else spec.files.volumes
+    return tuple((VOLUME if c.name == "workspace" else c.name, c.first_id) for c in copied)
 
 
 def _place(path: str, mode: int = 0o755, *, directory: bool = True) -> dict[str, object]:
@@ -110,12 +130,30 @@ def workspace_plan(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, obje
     return {"kind": "image", "path": volume.path, "keep": True, "reserved": volume.reserved}
 
 
-def scratch(layout: Layout, cell: Path, spec: CellSpec) -> dict[str, object]:
+def scratch(layout: Layout, cell: Path, spec: CellSpec, name: str = VOLUME) -> dict[str, object]:
     """Return a writable directory that is removed with the sandbox, limited by its quota."""
     size = spec.limits.workspace_bytes
+    copied = None
+    if spec.files is not None:
+        copied = spec.files.volume("workspace" if name == VOLUME else name)
     if not loop_usable(root=os.geteuid() == 0):
+        if copied is not None:
+            raise BackendUnavailable(
+                "the files of a snapshot are in an ext4 image, and no loop device can be used here",
+                hint="run as root with /dev/loop-control",
+            )
         return {"kind": "tmpfs", "bytes": size}
-    volume = cell / "volume"
+    volume = cell / name
+    if spec.files is not None and copied is not None:
+        reserved = workspace_image.make_copy(
+            Path(spec.files.path, copied.name),
+            volume,
+            size,
+            reserve=spec.reserve_disk,
+            min_free=spec.min_free_bytes,
+        )
+        image = {"kind": "image", "path": os.fspath(volume), "reserved": reserved}
+        return {**image, "first_id": copied.first_id}
     reserved = workspace_image.make(
         volume,
         size,

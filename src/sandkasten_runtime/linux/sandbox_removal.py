@@ -72,7 +72,7 @@ def _release(sandbox_id: SandboxId) -> None:
 
 def _clear(cell: Path) -> bool:
     """Remove our own few files by name, which is fastest, and then whatever else is there."""
-    for name in ("socket", "pid", "volume", "state"):
+    for name in ("socket", "pid", "volume", "changes", "state"):
         with contextlib.suppress(OSError):
             os.unlink(cell / name)
     try:

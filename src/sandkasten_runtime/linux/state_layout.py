@@ -7,6 +7,7 @@ cells/<id>/       one sandbox. Its files, and the module that writes each of the
   listen/         the directory of that listener for gVisor; `backends.oci.backend`
   pid             the first process; the launcher (runner/src/launch)
   volume          the scratch disk; `storage.workspace_image`
+  changes         that of a writable root, if the workspace is on another one
   egress.sock egress.json     the control socket and the rules of its network; `egress`
   egress.pid      the egress process; the launcher
   egress.0 egress.1           records of connections; the egress process (runner/src/egress)
@@ -47,6 +48,8 @@ class CellState:
     volume: str | None = None
     """A workspace that outlives the sandbox and must be unmounted cleanly."""
     workspace_at: str = WORKSPACE
+    first_ids: tuple[tuple[str, int], ...] = ()
+    """The id on a scratch disk that is 0 inside, for each copy of another sandbox's disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,7 @@ def read_state(cell: Path) -> CellState | None:
             unenforced=tuple((str(a), str(b), str(c)) for a, b, c in raw["unenforced"]),
             volume=raw["volume"] if isinstance(raw.get("volume"), str) else None,
             workspace_at=str(raw.get("workspace_at", WORKSPACE)),
+            first_ids=tuple((str(a), int(b)) for a, b in raw.get("first_ids", ())),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -36,6 +36,8 @@ HELD_EXEC = "held_exec"
 DESCRIPTORS = "descriptors"
 # A feature in HELLO: the field `env` of `lease` sets the environment, once.
 LEASE_ENV = "lease_env"
+# A feature in HELLO: `shell.list` returns environments, and `lease` opens shells with them.
+KEPT_SHELLS = "kept_shells"
 # A feature in HELLO: the field `observe` of a request says that it is not an activity.
 OBSERVE = "observe"
 

@@ -30,6 +30,7 @@ __all__ = [
     "RunnerStats",
     "ShellInfo",
     "decode_attributes",
+    "decode_base_environment",
     "decode_entry",
     "decode_exec",
     "decode_execs",
@@ -60,6 +61,7 @@ _MAX_VALUE = 64 * 1024
 _MAX_PROCESSES = 2000
 _MAX_ARGUMENTS = 4096
 _MAX_SHELLS = 4096
+_MAX_VARIABLES = 64 * 1024
 _MAX_DISKS = 64
 _MAX_FEATURES = 256
 
@@ -169,6 +171,8 @@ class ShellInfo:
     queued: int
     cwd: str | None
     program: str
+    env: Mapping[str, str] | None = None
+    """What it has exported, if that was asked for and fits in an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +261,9 @@ class _Fields:
         if type(value) is not dict or len(value) > most:
             raise self._bad(name)
         return value
+
+    def inner_or_none(self, name: str, most: int) -> dict[str, Any] | None:
+        return None if self._body.get(name) is None else self.inner(name, most)
 
 
 def decode_hello(body: Mapping[str, Any]) -> Hello:
@@ -388,6 +395,22 @@ def decode_shells(body: Mapping[str, Any]) -> tuple[ShellInfo, ...]:
     return _Fields(body, "the list of shells").items("shells", _MAX_SHELLS, _shell)
 
 
+def decode_base_environment(body: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Decode the environment of all commands in the RESULT of `shell.list` with `state`."""
+    return _environment(_Fields(body, "the list of shells"))
+
+
+def _environment(fields: _Fields) -> Mapping[str, str] | None:
+    pairs = fields.inner_or_none("env", _MAX_VARIABLES)
+    if pairs is None:
+        return None
+    return {
+        name: from_bytes_json(value, "a variable of a shell")
+        for name, value in pairs.items()
+        if name.isprintable() and len(name) <= _MAX_TEXT
+    }
+
+
 def _shell(body: object) -> ShellInfo:
     fields = _Fields(body, "a shell")
     return ShellInfo(
@@ -397,6 +420,7 @@ def _shell(body: object) -> ShellInfo:
         queued=fields.number("queued"),
         cwd=fields.path_or_none("cwd"),
         program=fields.path("program"),
+        env=_environment(fields),
     )
 
 

@@ -31,6 +31,7 @@ from sandkasten.model.sandbox.sandbox_values import (
     Stats,
     UpdateRequest,
 )
+from sandkasten.model.sandbox.snapshot import SnapshotRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from sandkasten.client.server.transport import Transport
     from sandkasten.model.commands.code_values import CodeContext, CodeDisplay, CodeResult
     from sandkasten.model.sandbox.network_policy import NetworkAttempt, NetworkStatus
+    from sandkasten.model.sandbox.snapshot import Snapshot
 
 # Removing a sandbox takes milliseconds; a caller that was cancelled waits no longer than this.
 CLOSE_GRACE_S: Final = 10.0
@@ -66,7 +68,8 @@ class AsyncSandbox(SandboxFiles):
 
         `session_key` finds the live sandbox of that key or creates it. `workspace` names one that
         outlives the sandbox, created at first use and used by one sandbox at a time unless
-        `workspace_mode` is "shared". `mounts` names the operator's host mounts. `pip_packages` and
+        `workspace_mode` is "shared". `snapshot` is the id or name of one that it starts from.
+        `mounts` names the operator's host mounts. `pip_packages` and
         `npm_packages` are installed before it starts; it needs no network for them. With `url` (or
         SANDKASTEN_URL) that daemon creates it, otherwise the daemon that serves the data directory,
         otherwise this process; `url="embedded"` is this process in any case.
@@ -242,6 +245,22 @@ class AsyncSandbox(SandboxFiles):
         """Continue everything inside where it stopped. Quiet if it is not paused."""
         self._info = await (await self.transport()).resume(self.id)
         return self._info
+
+    async def snapshot(
+        self,
+        name: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        keep_last: int | None = None,
+    ) -> Snapshot:
+        """Keep everything that it can write, as it is now, for `Sandbox(snapshot=…)`; it runs on.
+
+        The image, limits, environment, network, labels and the shells' directories and variables
+        are kept too. Processes and connections are not: `not_kept` lists them. `keep_last` then
+        removes all but the newest so many of this name.
+        """
+        request = SnapshotRequest(name, labels, keep_last)
+        return await (await self.transport()).snapshots.create(self.id, request)
 
     async def reclaim(self) -> int:
         """Return unused memory (page cache) to the host; returns how many bytes."""

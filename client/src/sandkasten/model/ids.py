@@ -23,6 +23,10 @@ def new_sandbox_id() -> SandboxId:
     return SandboxId("sbx_" + secrets.token_hex(_ID_BYTES))
 
 
+def new_snapshot_id() -> str:
+    return "snap_" + secrets.token_hex(_ID_BYTES)
+
+
 def new_exec_id(fingerprint: str = "") -> ExecId:
     """Return a new id. It ends with the fingerprint of a command that has an idempotency key."""
     return ExecId("exe_" + secrets.token_hex(_ID_BYTES) + (fingerprint and f"-{fingerprint}"))

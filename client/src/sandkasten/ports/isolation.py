@@ -9,12 +9,18 @@ from sandkasten.errors import InternalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from threading import Event
 
     from sandkasten.errors import UnsupportedByBackend
     from sandkasten.model.backends.capabilities import Capabilities
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.images.resolved_image import Image
-    from sandkasten.model.sandbox.cell_spec import CellSpec, HostMount, RootChanges
+    from sandkasten.model.sandbox.cell_spec import (
+        CellSpec,
+        CopiedFiles,
+        HostMount,
+        RootChanges,
+    )
     from sandkasten.model.sandbox.host_mounts import MountRule
     from sandkasten.model.sandbox.inspection import Inspection
     from sandkasten.model.sandbox.limits import Limits, Unenforced
@@ -255,6 +261,29 @@ class Pausable(Protocol):
 
     async def resume(self) -> None:
         """Continue all processes. Twice is fine."""
+        ...
+
+
+@runtime_checkable
+class CopiesFiles(Protocol):
+    """A cell whose files can be copied while its processes are stopped."""
+
+    async def flush_files(self) -> int:
+        """Write back what is in memory, so that a copy that follows is fast. Return how many bytes
+        the copy takes at most. Raise UnsupportedByBackend if there can be none.
+        """
+        ...
+
+    async def copy_files(self, target: str, stop: Event) -> CopiedFiles:
+        """Copy everything that the sandbox can write into the empty directory `target`. The caller
+        has stopped its processes, and removes what a failure leaves. `stop` ends it with Cancelled.
+        """
+        ...
+
+    async def reserve_files(self) -> None:
+        """Give the volumes back the space of their own that a copy shares with them. Raise
+        QuotaExceeded.
+        """
         ...
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from threading import Event
 
     from sandkasten.model.access.preview_links import PreviewTarget, SandboxPreviews
     from sandkasten.model.access.stored_secrets import OpenSecret, Secret, SecretRequest
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import Volume
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.readiness import Requirement
+    from sandkasten.model.sandbox.snapshot import BegunSnapshot, StoredSnapshot
     from sandkasten.model.sandbox.workspace import Measure, StoredWorkspace
 
 
@@ -168,6 +170,46 @@ class Workspaces(Protocol):
         """Remove the leftovers that `half_made` reported for the name; the workspace itself
         stays.
         """
+        ...
+
+
+class SnapshotStore(Protocol):
+    """Storage of snapshots. The caller holds the lock of the id it passes."""
+
+    async def all(self) -> Sequence[StoredSnapshot]:
+        """Return all snapshots that can be used, oldest first."""
+        ...
+
+    async def get(self, snapshot_id: str) -> StoredSnapshot:
+        """Raise SnapshotNotFound if there is none, SnapshotDamaged if it cannot be used."""
+        ...
+
+    async def begin(self, begun: BegunSnapshot) -> str:
+        """Return the path of a new, empty directory for its files. Raise QuotaExceeded if the disk
+        has no room for it.
+        """
+        ...
+
+    async def complete(self, stored: StoredSnapshot, stop: Event) -> StoredSnapshot:
+        """Check the files, and give the snapshot its id: from now on it exists. Return it with its
+        size. Raise SnapshotDamaged.
+        """
+        ...
+
+    async def begun(self) -> Sequence[BegunSnapshot]:
+        """Return the snapshots that are being made, or of which a crash left something."""
+        ...
+
+    async def clear(self, snapshot_id: str) -> None:
+        """Remove what `begun` returned for the id; a complete snapshot stays."""
+        ...
+
+    async def remove(self, snapshot_id: str) -> None:
+        """Remove a snapshot. Raise SnapshotNotFound."""
+        ...
+
+    async def shares(self) -> bool:
+        """Return whether a copy shares its blocks with what it was copied from."""
         ...
 
 

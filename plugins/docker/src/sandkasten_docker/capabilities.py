@@ -36,7 +36,6 @@ DOCKER: Final = Capabilities(
         packages=True,
         dev_profile=True,
         pause=True,
-        snapshots=True,
         gpus=True,
         notes=(
             "Volumes have no size: the limit workspace requires workspace_mode bind, as root.",

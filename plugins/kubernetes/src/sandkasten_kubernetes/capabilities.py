@@ -29,7 +29,6 @@ KUBERNETES: Final = Capabilities(
         network_updates=True,
         limits=("cpu", "memory"),
         workspaces=True,
-        snapshots=True,
         notes=(
             "A network requires backends.kubernetes.networks.full or .rules; without them there is "
             "none.",

@@ -101,6 +101,9 @@ impl Server {
             "ping" => Ok(empty()),
             "exec.resize" => self.execs.resize(fields),
             "exec.list" => Ok(self.execs.list()),
+            "shell.list" if fields.flag("state", false)? => {
+                Ok(self.shells.list_with_state(&self.cx.config.env))
+            }
             "shell.list" => Ok(self.shells.list()),
             "shell.close" => self.shells.close(fields, &mut self.execs, &mut self.cx),
             "proc.list" => Ok(processes::list(&self.process_owners())),
@@ -111,6 +114,7 @@ impl Server {
                 if fields.get("env").is_some() {
                     self.claim(parse_env(fields, false)?)?;
                 }
+                self.shells.restore(fields, &mut self.cx)?;
                 let now = self.cx.timers.work_now();
                 self.cx.lease.set(now, sys::boot_ns(), idle, life);
                 self.arm_lease();

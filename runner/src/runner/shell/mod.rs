@@ -11,11 +11,11 @@ mod memory;
 mod script;
 
 use crate::context::Context;
-use crate::exec::{Execs, ShellEnd};
+use crate::exec::{parse_env, Execs, ShellEnd};
 use crate::poll::Watched;
 use crate::processes;
 use crate::python_alias;
-use crate::supervisor::program::Env;
+use crate::supervisor::program::{env_set, Env};
 use crate::supervisor::{Order, Usage};
 use crate::sys;
 use crate::timers::TimerId;
@@ -23,7 +23,7 @@ use crate::wire::bytes;
 use crate::wire::connection::empty;
 use crate::wire::handler::Failure;
 use crate::wire::protocol;
-use crate::wire::request::Fields;
+use crate::wire::request::{missing, Fields};
 use answer::Answer;
 use files::Directory;
 use memory::Memory;
@@ -351,6 +351,64 @@ impl Shells {
         json!({ "shells": shells })
     }
 
+    /// Return the shells with what each has exported, and `base`, with which all of them started. An
+    /// environment that an answer has no room for is null.
+    pub fn list_with_state(&self, base: &Env) -> Value {
+        let mut room = protocol::MAX_SHELL_STATE;
+        let mut env = |env: &Env| {
+            let pairs = env.iter();
+            let pairs = pairs.filter_map(|(name, value)| {
+                let name = std::str::from_utf8(name).ok()?;
+                Some((name.to_owned(), bytes::to_json(value)))
+            });
+            let object = Value::Object(pairs.collect());
+            let size = object.to_string().len();
+            if size > room {
+                return Value::Null;
+            }
+            room -= size;
+            object
+        };
+        let base = env(base);
+        let shells = self.by_id.values().map(|shell| {
+            let mut state = shell.to_json();
+            state["env"] = shell.env.as_ref().map_or(Value::Null, &mut env);
+            state
+        });
+        json!({ "shells": shells.collect::<Vec<Value>>(), "env": base })
+    }
+
+    /// Open the shells that another sandbox had, each in its directory and with what it had exported or
+    /// removed from the environment. Their processes start with their first commands.
+    pub fn restore(&mut self, fields: &Fields, cx: &mut Context) -> Result<(), Failure> {
+        let list = match fields.get("shells") {
+            None => return Ok(()),
+            Some(list) => list,
+        };
+        let list = list
+            .as_array()
+            .filter(|list| list.len() <= protocol::MAX_SHELLS && self.by_id.is_empty());
+        let list = list.ok_or_else(|| Failure::invalid("shells must be a list, and only once"))?;
+        for item in list {
+            let fields = Fields(item);
+            let name = fields.name("name", protocol::MAX_SHELL_NAME, b"_.-")?;
+            let cwd = fields.bytes("cwd")?.ok_or_else(|| missing("cwd"))?;
+            let mut env = cx.config.env.clone();
+            for (name, value) in parse_env(&fields, false)? {
+                env_set(&mut env, &name, value);
+            }
+            if let Some(unset) = fields.get("unset").and_then(Value::as_array) {
+                env.retain(|(name, _)| !unset.iter().any(|gone| is_name(gone, name)));
+            }
+            if let Some(program) = cx.config.shell.clone() {
+                let mut shell = Shell::new(name, program, cwd);
+                shell.env = Some(env);
+                self.by_id.insert(cx.next_serial(), shell);
+            }
+        }
+        Ok(())
+    }
+
     /// Close a shell: kill it and every process that it started, and refuse what is queued.
     pub fn close(
         &mut self,
@@ -385,6 +443,10 @@ impl Shells {
         self.refuse_current(id, &closed(), execs, cx);
         self.by_id.remove(&id);
     }
+}
+
+fn is_name(value: &Value, name: &[u8]) -> bool {
+    value.as_str().is_some_and(|text| text.as_bytes() == name)
 }
 
 fn closed() -> Failure {

@@ -29,6 +29,8 @@ pub const KEPT_OUTPUT: usize = 8 << 20;
 pub const MAX_PROCESSES: usize = 2_000;
 pub const MAX_CMDLINE: usize = 4 << 10;
 pub const MAX_SHELL_ANSWER: usize = 4 << 20;
+/// The environments of one answer; the rest of it must fit in a frame with them.
+pub const MAX_SHELL_STATE: usize = 512 << 10;
 
 /// What this runner can do beyond its generation. `shell_state`: `argv` together with `shell` starts a fresh
 /// process with the state of that shell. `file_user`: the field `user` of a file verb runs it as another user.
@@ -36,6 +38,8 @@ pub const MAX_SHELL_ANSWER: usize = 4 << 20;
 /// `descriptors`: `fs.read` can pass the open file instead of its content.
 /// `lease_env`: the field `env` of `lease`, once, adds to the environment of all commands from then on.
 /// `observe`: the field `observe` of every request says that its client only looks, which is not activity.
+/// `kept_shells`: the field `state` of `shell.list` adds environments to its result, and the field `shells` of
+/// `lease`, once, opens shells with a directory and an environment.
 pub const FEATURES: &[&str] = &[
     "shell_state",
     "file_user",
@@ -43,6 +47,7 @@ pub const FEATURES: &[&str] = &[
     "descriptors",
     "lease_env",
     "observe",
+    "kept_shells",
 ];
 
 /// `(number, name, direction)`.

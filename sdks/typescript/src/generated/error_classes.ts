@@ -146,6 +146,12 @@ export class WorkspaceNotFound extends NotFound {
   static override readonly isRetryable: boolean = false;
 }
 
+/** No snapshot of this tenant has that id or name. */
+export class SnapshotNotFound extends NotFound {
+  static override readonly code: string = "SNAPSHOT_NOT_FOUND";
+  static override readonly isRetryable: boolean = false;
+}
+
 /** No run has that id, or it belongs to another tenant. */
 export class RunNotFound extends NotFound {
   static override readonly code: string = "RUN_NOT_FOUND";
@@ -221,6 +227,12 @@ export class QuotaExceeded extends SandkastenError {
 /** A named workspace is there but cannot be used: its description or its file system is broken. */
 export class WorkspaceDamaged extends SandkastenError {
   static override readonly code: string = "WORKSPACE_DAMAGED";
+  static override readonly isRetryable: boolean = false;
+}
+
+/** A snapshot is there, or was being taken, but its description or its files cannot be used. */
+export class SnapshotDamaged extends SandkastenError {
+  static override readonly code: string = "SNAPSHOT_DAMAGED";
   static override readonly isRetryable: boolean = false;
 }
 
@@ -367,6 +379,7 @@ export const ERROR_CLASSES: ReadonlyMap<string, typeof SandkastenError> = new Ma
   ["CONTEXT_NOT_FOUND", ContextNotFound],
   ["KERNEL_NOT_FOUND", KernelNotFound],
   ["WORKSPACE_NOT_FOUND", WorkspaceNotFound],
+  ["SNAPSHOT_NOT_FOUND", SnapshotNotFound],
   ["RUN_NOT_FOUND", RunNotFound],
   ["AGENT_NOT_FOUND", AgentNotFound],
   ["WORKFLOW_NOT_FOUND", WorkflowNotFound],
@@ -380,6 +393,7 @@ export const ERROR_CLASSES: ReadonlyMap<string, typeof SandkastenError> = new Ma
   ["FILE_TROUBLE", FileTrouble],
   ["QUOTA_EXCEEDED", QuotaExceeded],
   ["WORKSPACE_DAMAGED", WorkspaceDamaged],
+  ["SNAPSHOT_DAMAGED", SnapshotDamaged],
   ["STORE_UNUSABLE", StoreUnusable],
   ["COMMAND_TIMEOUT", CommandTimeout],
   ["COMMAND_NOT_EXECUTABLE", CommandNotExecutable],

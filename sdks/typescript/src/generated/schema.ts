@@ -34,6 +34,10 @@ export interface AllImages {
   images: ImageInfo[];
 }
 
+export interface AllSnapshots {
+  snapshots: OneSnapshot[];
+}
+
 export interface AllWorkspaces {
   workspaces: Workspace[];
 }
@@ -320,6 +324,8 @@ export interface CreateBody {
   workspaceId?: string | null | undefined;
   /** `exclusive` (the default) or `shared`; requires a named workspace. */
   workspaceMode?: "exclusive" | "shared" | null | undefined;
+  /** Id or name of a snapshot, whose files the sandbox starts with. Its image, limits, environment, network, labels and shells count where the request names nothing. */
+  snapshot?: string | null | undefined;
   /** Names of the operator's `policy.mounts`, or `name/directory` below one. */
   mounts?: readonly string[] | undefined;
   /** Installed before the sandbox starts; it needs no network. */
@@ -874,6 +880,21 @@ export interface CreatedKey {
   key: string;
 }
 
+export interface NotKept {
+  /** Ids of commands that were running or queued. */
+  commands: string[];
+  /** Ids of code contexts. */
+  contexts: string[];
+  /** Other processes, such as background jobs. */
+  processes: number;
+  /** Shells whose state could not be read. */
+  shells: string[];
+  /** Host mounts. */
+  mounts: string[];
+  /** Directories that could not be read. */
+  paths: string[];
+}
+
 export interface Ok {
   ok: boolean;
 }
@@ -892,6 +913,32 @@ export interface ImageInfo {
   layers: Layer[];
   env: Record<string, string>;
   usedBy: string[];
+}
+
+export interface OneSnapshot {
+  id: string;
+  name: string | null;
+  /** The snapshot that its session was created from. */
+  parent: string | null;
+  sandboxId: string;
+  createdAt: string;
+  createdAtUnix: number;
+  image: string;
+  imageId: string;
+  backend: string;
+  profile: string;
+  hostname: string | null;
+  limits: Record<string, number>;
+  network: string | Record<string, unknown>;
+  labels: Record<string, string>;
+  envNames: string[];
+  shells: string[];
+  sizeBytes: number;
+  /** `reflink`: it shares blocks; `extents`: a copy. */
+  method: string;
+  /** For how long the session was stopped. */
+  frozenMs: number;
+  notKept: NotKept;
 }
 
 export interface Workspace {
@@ -1336,6 +1383,8 @@ export interface SessionInfo {
   acquireDetail: string;
   workspaceId: string | null;
   workspaceShared: boolean;
+  /** The snapshot that it was created from. */
+  snapshot: string | null;
   createdAt: string;
   createdAtUnix: number;
   expiresAt: string | null;
@@ -1403,6 +1452,15 @@ export interface ShortList {
 export interface SignalBody {
   /** A number, or a name with or without SIG. */
   signal: number | string;
+}
+
+export interface SnapshotBody {
+  /** A name to find it by; several may have the same, and then the newest is meant. */
+  name?: string | null | undefined;
+  /** Labels of the snapshot and of new sandboxes. */
+  labels?: Record<string, string> | null | undefined;
+  /** Then remove all but the newest so many: those of the same name, and without a name those of the same sandbox. */
+  keepLast?: number | null | undefined;
 }
 
 export interface SourceBody {
@@ -1687,6 +1745,7 @@ export interface Types {
   AcceptedRun: AcceptedRun;
   AgentList: AgentList;
   AllImages: AllImages;
+  AllSnapshots: AllSnapshots;
   AllWorkspaces: AllWorkspaces;
   ApiKey: ApiKey;
   Artifact: Artifact;
@@ -1750,7 +1809,9 @@ export interface Types {
   NetworkAttempt: NetworkAttempt;
   NetworkStatus: NetworkStatus;
   NetworkUsage: NetworkUsage;
+  NotKept: NotKept;
   Ok: Ok;
+  OneSnapshot: OneSnapshot;
   OutputPage: OutputPage;
   Preview: Preview;
   PreviewBody: PreviewBody;
@@ -1793,6 +1854,7 @@ export interface Types {
   ShortEntry: ShortEntry;
   ShortList: ShortList;
   SignalBody: SignalBody;
+  SnapshotBody: SnapshotBody;
   SourceBody: SourceBody;
   StageBody: StageBody;
   StagedFile: StagedFile;
@@ -1829,6 +1891,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   AcceptedRun: { usage: "RunUsage" },
   AgentList: { agents: "Definition" },
   AllImages: { images: "ImageInfo" },
+  AllSnapshots: { snapshots: "OneSnapshot" },
   AllWorkspaces: { workspaces: "Workspace" },
   AuditVerification: { flaw: "AuditFlawInfo" },
   BackendLine: { features: "FeaturesLine", unenforced: "UnenforcedLimit" },
@@ -1850,6 +1913,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   ImageInfo: { layers: "Layer" },
   KeyBody: { quota: "Quota" },
   KeyList: { keys: "ApiKey" },
+  OneSnapshot: { not_kept: "NotKept" },
   OutputPage: { chunks: "Chunk", network: "ExecNetwork", usage: "ExecUsage", why: "Why" },
   Ready: { degraded: "Degraded" },
   RecordingList: { recordings: "RecordingEntry" },

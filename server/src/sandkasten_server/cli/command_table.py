@@ -248,6 +248,7 @@ _SECTIONS: Final[Mapping[str, Mapping[str, Add]]] = {
     "Images and files": {
         "image": _group("image", "images"),
         "workspace": _group("workspace", "workspaces"),
+        "snapshot": _group("snapshot", "snapshots"),
         "files": _group("files", "files"),
     },
     # Filled by plugins.

@@ -184,6 +184,13 @@ async def _workspaces(state: State, ctx: typer.Context) -> Iterable[str]:
     return [workspace.name for workspace in await AsyncWorkspaces(**state.where).list()]
 
 
+async def _snapshots(state: State, ctx: typer.Context) -> Iterable[str]:
+    from sandkasten.client.snapshots import AsyncSnapshots
+
+    snapshots = await AsyncSnapshots(**state.where).list()
+    return {name for snapshot in snapshots for name in (snapshot.id, snapshot.name) if name}
+
+
 async def _secrets(state: State, ctx: typer.Context) -> Iterable[str]:
     from sandkasten.client.server.server_pool import connect
 
@@ -291,6 +298,7 @@ TABLE: Final[Mapping[str, Words]] = {
     "--scope": _computed(_scopes),
     "--secret": _secrets,
     "--signal": _computed(_signals),
+    "--snapshot": _snapshots,
     "--workspace": _workspaces,
     "EXEC": _commands,
     "ID": _sandboxes,
@@ -308,6 +316,7 @@ TABLE: Final[Mapping[str, Words]] = {
     "replay --cast": _commands,
     "run --limit": _computed(_limits),
     "secret NAME": _secrets,
+    "snapshot SNAPSHOT": _snapshots,
     "workspace NAME": _workspaces,
     "workspace SOURCE": _workspaces,
 }

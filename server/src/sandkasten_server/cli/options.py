@@ -295,6 +295,13 @@ _FLAGS: Final = (
         read=lambda shared: "shared" if shared else None,
     ),
     _Flag(
+        "snapshot",
+        "--snapshot",
+        "Start with the files of a snapshot: its id or name.",
+        _CREATE,
+        "SNAPSHOT",
+    ),
+    _Flag(
         "mounts",
         "--mount",
         "One of the operator's mounts; repeatable.",

@@ -31,6 +31,7 @@ from sandkasten_runtime.assembly.settings.limit_settings import (
     FixedDefaults,
     LimitCeilings,
     LimitDefaults,
+    SnapshotSettings,
     WorkspaceSettings,
 )
 from sandkasten_runtime.assembly.settings.network_settings import (
@@ -57,6 +58,7 @@ CORE_SECTIONS: Final[tuple[type[Section], ...]] = (
     PolicySettings,
     LimitCeilings,
     WorkspaceSettings,
+    SnapshotSettings,
     DiskSettings,
     NetworkSettings,
     NetworkLimitSettings,

@@ -13,6 +13,7 @@ from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model import numbers
 from sandkasten.model.sandbox.limit_names import parse_limits, public_limits
 from sandkasten.model.sandbox.limits import MIB, Limits
+from sandkasten.model.sandbox.snapshot import SnapshotRules
 from sandkasten.model.sandbox.workspace import DiskRules, WorkspaceRules
 from sandkasten.settings.setting_fields import setting
 from sandkasten.settings.setting_parsers import boolean, choice, number, seconds
@@ -186,6 +187,30 @@ class WorkspaceSettings:
                 setting="workspace.default_mb",
             )
         return WorkspaceRules(int(default_mb * MIB), int(max_mb * MIB), int(max_count))
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSettings:
+    max_count: float = setting(
+        "snapshots.max_count", number, 100, "How many snapshots a tenant may have."
+    )
+    max_total_mb: float = setting(
+        "snapshots.max_total_mb",
+        number,
+        100 * 1024,
+        "What all snapshots may take together; each counts in full.",
+    )
+    expire_after_s: float | None = setting(
+        "snapshots.expire_after",
+        seconds,
+        None,
+        "After which time a snapshot is removed; without it, never.",
+    )
+
+    def rules(self) -> SnapshotRules:
+        max_count = _bounded("snapshots.max_count", self.max_count, _MAX_WORKSPACES, low=0)
+        max_mb = _bounded("snapshots.max_total_mb", self.max_total_mb, 10**9, low=0)
+        return SnapshotRules(int(max_count), int(max_mb * MIB), self.expire_after_s)
 
 
 @dataclass(frozen=True, slots=True)

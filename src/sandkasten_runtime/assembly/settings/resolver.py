@@ -50,6 +50,7 @@ from sandkasten_runtime.assembly.settings.limit_settings import (
     FixedDefaults,
     LimitCeilings,
     LimitDefaults,
+    SnapshotSettings,
     WorkspaceSettings,
     default_limits,
 )
@@ -288,6 +289,7 @@ def _build(source: SettingSource, environ: Mapping[str, str]) -> Settings:
             blocked_paths=policy.blocked_paths,
             env={name: environ[name] for name in policy.env_allow if name in environ},
             workspaces=workspace.rules(in_effect["workspace_mb"]),
+            snapshots=read.read(SnapshotSettings).rules(),
             disk=disk.rules(),
             mounts=_mount_rules(policy.mounts, data_dir),
             reclaim_after_s=images.reclaim_after_s,

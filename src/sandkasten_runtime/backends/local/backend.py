@@ -77,7 +77,8 @@ class LocalBackend:
     @cached_property
     def capabilities(self) -> Capabilities:
         # An ordinary user has no cgroup, only limits of processes.
-        return replace(LOCAL, resizes=self._root and cgroups.limits_all(self._hierarchies))
+        resizes = self._root and cgroups.limits_all(self._hierarchies)
+        return replace(LOCAL, resizes=resizes, copies_files=self._root)
 
     @property
     def _hierarchies(self) -> cgroups.Hierarchies:
@@ -147,7 +148,7 @@ class LocalBackend:
 
     async def _make(self, sandbox_id: SandboxId, spec: CellSpec) -> LaunchedCell:
         return await self._sandboxes.make(
-            sandbox_id, lambda directory: self._fill(sandbox_id, directory, spec)
+            sandbox_id, lambda directory: self._fill(sandbox_id, directory, spec), spec.files
         )
 
     def _fill(self, sandbox_id: SandboxId, cell: Path, spec: CellSpec) -> LaunchedCell:
@@ -184,6 +185,7 @@ class LocalBackend:
                 planned.v2_directory,
                 volume=spec.workspace.path if spec.workspace else None,
                 workspace_at=spec.workspace_at,
+                first_ids=launch_plan.first_ids(spec),
             )
             # On disk before any of it exists, so that it can be removed after a crash.
             write_state(cell, state)

@@ -11,6 +11,7 @@ LOCAL: Final = Capabilities(
     strength=1,
     counts_after_end=True,
     reads_changes=True,
+    copies_files=True,
     features=BackendFeatures(
         summary="kernel features, set up with bubblewrap",
         sessions=True,

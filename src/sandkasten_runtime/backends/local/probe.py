@@ -44,8 +44,8 @@ def look(
     pausing = host_requirements.pausing(hierarchies, root)
     lines.append(pausing)
     lines.append(host_requirements.network(programs))
-    needs_root = () if root else ("dev_profile", "resize")
-    lacks = (*needs_root, *(() if pausing.ok else ("pause",)))
+    needs_root = () if root else ("dev_profile", "resize", "snapshots")
+    lacks = (*needs_root, *(() if pausing.ok else ("pause", "snapshots")))
     return replace(host_requirements.verdict(lines, unenforced), lacks=lacks)
 
 

@@ -85,7 +85,9 @@ class OciBackend:
         # A separate one: `owned` must not report another backend's sandboxes.
         self._layout = Layout(data_dir / self.name, data_dir)
         programs = Programs.found(runner, launcher)
-        self._sandboxes = LaunchedSandboxes(self._layout, programs, self._connect)
+        self._sandboxes = LaunchedSandboxes(
+            self._layout, programs, self._connect, shows_memory=self._kind != "gvisor"
+        )
         self._strict = strict
         self._root = os.geteuid() == 0
         self._platform: Platform | None = None
@@ -217,7 +219,7 @@ class OciBackend:
             env = {**spec.env, **dict(edits.env)}
             spec = replace(spec, env=env, mounts=(*spec.mounts, *edits.mounts))
         return await self._sandboxes.make(
-            sandbox_id, lambda directory: self._fill(sandbox_id, directory, spec, edits)
+            sandbox_id, lambda directory: self._fill(sandbox_id, directory, spec, edits), spec.files
         )
 
     def _fill(
@@ -239,6 +241,7 @@ class OciBackend:
             everywhere,
             planned.v2_directory,
             volume=spec.workspace.path if spec.workspace else None,
+            first_ids=launch_plan.first_ids(spec),
         )
         # On disk before any of it exists, so that it can be removed after a crash.
         write_state(cell, state)

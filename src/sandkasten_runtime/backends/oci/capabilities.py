@@ -11,6 +11,7 @@ from sandkasten.model.backends.capabilities import Capabilities
 OCI: Final = Capabilities(
     strength=1,
     counts_after_end=True,
+    copies_files=True,
     features=BackendFeatures(
         summary="kernel features, set up by runc or crun",
         sessions=True,

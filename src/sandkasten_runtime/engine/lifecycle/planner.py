@@ -74,6 +74,7 @@ from sandkasten.model.sandbox.session_joins import (
     differences,
     variables,
 )
+from sandkasten.model.sandbox.snapshot import other_image
 from sandkasten.model.sandbox.workspace import WorkspaceRequest, plain_name, workspace_request
 from sandkasten.ports import KeepsImages, RefusesNetworks, Watchful, backend_part
 from sandkasten_runtime.engine.placement.backend_choice import asked_of
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.package_sets import PackageSet
     from sandkasten.model.sandbox.sandbox_values import CreateRequest
     from sandkasten.model.sandbox.session_joins import Difference
+    from sandkasten.model.sandbox.snapshot import StoredSnapshot
     from sandkasten.ports import Backend, HostMounts, ImageSource, Provisioner, Sites
     from sandkasten_runtime.engine.placement.backend_choice import BackendChoice, Chosen
     from sandkasten_runtime.engine.storage.tenant_secrets import TenantSecrets
@@ -110,6 +112,7 @@ class SandboxPlan:
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
     packages: Packages = Packages()
+    origin: StoredSnapshot | None = None
     runtime: str | None = None
     """The runtime of a one-shot, for which the warm pool may have started an interpreter."""
 
@@ -196,6 +199,15 @@ class Planner:
         if image is None and joins is not None:
             # Packages belong to an image, so they need its layers.
             image = await self._resolved(backend, joins.image) if packages else _image_of(joins)
+        origin = request.origin
+        if image is None and origin is not None:
+            if not can.copies_files:
+                raise UnsupportedByBackend(
+                    f"backend {backend.name} cannot create a sandbox from a snapshot",
+                    hint=f"leave backend out, or request backend {origin.backend}",
+                    backend=backend.name,
+                )
+            image = await self._image_of(origin, backend, options.image or origin.image)
         if image is None:
             image = await self._image(backend, request)
         check_profile_on(profile, image)
@@ -208,6 +220,7 @@ class Planner:
             network=network,
             ceiling=self._policy.network,
             inspection=inspection,
+            files=None if origin is None else origin.files,
             mounts=await self._mounts(rules),
             gpus=gpus,
             reserve_disk=self._policy.disk.reserve == "all",
@@ -256,7 +269,33 @@ class Planner:
             tenant=tenant,
             key_id=request.key_id,
             packages=packages,
+            origin=origin,
         )
+
+    async def _image_of(self, origin: StoredSnapshot, backend: Backend, name: str) -> Image:
+        """Return the image that a snapshot was taken with. `name` is that of the request."""
+        try:
+            image = await self._resolved(backend, name, fetch=False)
+        except ImageNotFound:
+            if name != origin.image:
+                raise
+        else:
+            if image.id == origin.image_id and (image.id or image.name == origin.image):
+                return image
+            if name != origin.image:
+                raise other_image(origin, name)
+        # The name is gone, or means another content now.
+        try:
+            image = await self._resolved(backend, origin.image_id or origin.image, fetch=False)
+        except (ImageNotFound, PolicyDenied) as exc:
+            raise ImageNotFound(
+                f"the image of snapshot {origin.id} was removed or replaced: {origin.image} "
+                f"{origin.image_id}",
+                hint="bring that image into the store again (sandkasten image import or pull)",
+                image=origin.image,
+                snapshot=origin.id,
+            ) from exc
+        return replace(image, name=origin.image)
 
     async def shape(self, request: CreateRequest) -> SessionShape:
         """Return what a session of this request would have. Nothing is made, fetched or installed.
@@ -583,6 +622,7 @@ def _shape(plan: SandboxPlan, record: Record) -> SessionShape:
         labels=plan.labels,
         workspace_id=None if plan.workspace is None else plain_name(plan.workspace.name),
         workspace_mode=_mode(shared=plan.workspace is not None and plan.workspace.shared),
+        snapshot=None if plan.origin is None else plan.origin.id,
         mounts=_host_mounts(plan.mounts),
         pip_packages=plan.packages.pip,
         npm_packages=plan.packages.npm,
@@ -604,6 +644,7 @@ def _session(record: Record) -> SessionShape:
         labels=record.labels,
         workspace_id=None if record.workspace_id is None else plain_name(record.workspace_id),
         workspace_mode=_mode(shared=record.workspace_shared),
+        snapshot=record.snapshot,
         mounts=_host_mounts(record.mounts),
         pip_packages=record.pip_packages,
         npm_packages=record.npm_packages,

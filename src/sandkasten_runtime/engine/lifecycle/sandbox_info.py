@@ -55,6 +55,7 @@ def described(record: Record, *, created: bool, used: float, cwd: str | None, cl
         acquire_detail=SPARE_DETAIL if record.acquired == "spare" else record.acquire_detail,
         workspace_id=None if record.workspace_id is None else plain_name(record.workspace_id),
         workspace_shared=record.workspace_shared,
+        snapshot=record.snapshot,
         mounts=record.mounts,
         gpus=record.gpus,
         labels=dict(record.labels),

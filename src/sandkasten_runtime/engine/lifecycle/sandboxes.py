@@ -30,6 +30,7 @@ from sandkasten.errors import (
     SessionExpired,
     SessionNotFound,
 )
+from sandkasten.model.commands.exec_values import DEFAULT_SHELL
 from sandkasten.model.ids import SandboxId, sandbox_id
 from sandkasten.model.pool.pool_kinds import Miss
 from sandkasten.model.sandbox.cell_spec import WORKSPACE
@@ -61,6 +62,7 @@ from sandkasten_runtime.engine.placement.backend_choice import Chosen, asked_of
 from sandkasten_runtime.engine.pool.spare_claims import SpareClaims, send_lease
 from sandkasten_runtime.engine.pool.warm_pool import REFILL_AFTER_S
 from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.json_bodies import to_bytes_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -69,9 +71,11 @@ if TYPE_CHECKING:
     from sandkasten.model.journal_rows import SessionEnd
     from sandkasten.model.sandbox.ledger_record import Acquired, Record
     from sandkasten.model.sandbox.sandbox_values import CreateRequest, Info
+    from sandkasten.model.sandbox.snapshot import KeptShell
     from sandkasten_runtime.engine.lifecycle.admission import Admission
     from sandkasten_runtime.engine.pool.warm_pool import WarmPool
     from sandkasten_runtime.engine.session_journal import SessionJournal
+    from sandkasten_runtime.engine.storage.snapshots import Snapshots
 
 # Creating takes milliseconds; a host that needs this long is overloaded. See also `StartsSlowly`.
 CREATE_TIMEOUT_S = 30.0
@@ -102,6 +106,8 @@ class Sandboxes:
         self.spares = SpareClaims(handles, store, session_journal, entries, clock, events)
         self.pool: WarmPool
         """Set once by the engine: the pool needs this object."""
+        self.snapshots: Snapshots
+        """Set by the engine, too."""
         self._tracing = tracing
         self.entries = entries
         self._session_journal = session_journal
@@ -125,6 +131,7 @@ class Sandboxes:
         option that the request names.
         """
         terms = terms or JoinTerms(request.options)
+        request = await self.snapshots.applied(request)
         while (info := await self._tried(request, quota, sites, terms)) is None:
             pass
         return info
@@ -193,8 +200,9 @@ class Sandboxes:
 
         `joins_id` is the session to compare with, in place of the one that the key leads to.
         """
-        request = await self.entries.named_backends.of_session(request, session_key_of(request))
         terms = terms or JoinTerms(request.options)
+        request = await self.snapshots.applied(request)
+        request = await self.entries.named_backends.of_session(request, session_key_of(request))
         living = await (self._living(request) if joins_id is None else self._usable_one(joins_id))
         if living is not None:
             check_packages(living, terms)
@@ -375,12 +383,15 @@ class Sandboxes:
                 backend=plan.backend.name,
             ) from exc
         self._handles.health.back(plan.backend.name, record.place)
-        handle = Handle(
-            record=record, backend=plan.backend, cell=cell, channel=channel, cwd=WORKSPACE
-        )
+        shells = () if plan.origin is None else plan.origin.shells
+        cwd = next((shell.cwd for shell in shells if shell.name == DEFAULT_SHELL), WORKSPACE)
+        handle = Handle(record=record, backend=plan.backend, cell=cell, channel=channel, cwd=cwd)
         self._handles.keep(handle)
         # The runner ends itself, so a sandbox is removed even if every daemon is dead.
-        leasing = asyncio.ensure_future(send_lease(channel, plan.lease, LEASE_TIMEOUT_S))
+        opened = [_opened(shell) for shell in shells]
+        leasing = asyncio.ensure_future(
+            send_lease(channel, plan.lease, LEASE_TIMEOUT_S, shells=opened)
+        )
         try:
             # The request goes out first; the row is written while the runner works.
             await asyncio.sleep(0)
@@ -500,6 +511,16 @@ class Sandboxes:
                 **more,
             }
             self._events.emit(event, fields)
+
+
+def _opened(shell: KeptShell) -> dict[str, object]:
+    """Return a shell of a snapshot as the runner opens it."""
+    return {
+        "name": shell.name,
+        "cwd": to_bytes_json(shell.cwd),
+        "env": {name: to_bytes_json(value) for name, value in shell.env.items()},
+        "unset": shell.unset,
+    }
 
 
 def _unknown(the_id: str) -> SessionNotFound:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sandkasten.model.access.tenancy import TenantQuota
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.network_policy import NetworkCounts
-    from sandkasten.ports import Store
+    from sandkasten.ports import SnapshotStore, Store
     from sandkasten_runtime.engine.handles import Handle
     from sandkasten_runtime.engine.lifecycle.planner import SandboxPlan
     from sandkasten_runtime.engine.lifecycle.workspace_claims import WorkspaceClaims
@@ -64,7 +64,9 @@ class TenantQuotas:
         stored_files: StoredFiles | None,
         traffic: TenantTraffic,
         control: NetworkControl,
+        snapshots: SnapshotStore | None = None,
     ) -> None:
+        self._snapshots = snapshots
         self._store = store
         self._claims = claims
         self._stored_files = stored_files
@@ -238,7 +240,11 @@ class TenantQuotas:
         return replace(network, allowance=daily_allowance(tenant, quota, used, counted))
 
     async def _disk(self, tenant: str, own: int) -> int:
-        """Add the named workspaces to the bytes of the others."""
+        """Add the snapshots and named workspaces to the bytes of the others."""
+        if self._snapshots is not None:
+            sizes = [(stored.tenant, stored.size_bytes) for stored in await self._snapshots.all()]
+            sizes += [(begun.tenant, begun.size_bytes) for begun in await self._snapshots.begun()]
+            own += sum(size for owner, size in sizes if owner == tenant)
         if not self._claims.kept:
             return own
         port = self._claims.port

@@ -198,7 +198,11 @@ async def _resize(backend: Backend, the_id: SandboxId, limits: Limits) -> None:
 
 
 async def send_lease(
-    channel: Channel, lease: Lease, timeout_s: float, env: Mapping[str, str] | None = None
+    channel: Channel,
+    lease: Lease,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    shells: Sequence[Mapping[str, object]] = (),
 ) -> None:
     fields: dict[str, object] = {
         "idle_ms": int(lease.idle_timeout_s * 1000),
@@ -206,6 +210,8 @@ async def send_lease(
     }
     if env is not None:
         fields["env"] = {name: to_bytes_json(value) for name, value in env.items()}
+    if shells:
+        fields["shells"] = shells
     await channel.call("lease", fields, timeout_s=timeout_s)
 
 

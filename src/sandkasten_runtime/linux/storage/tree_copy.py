@@ -7,8 +7,10 @@ here. `stop` is set when the caller was cancelled, and ends a copy with Cancelle
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import tempfile
 from contextlib import suppress
 from dataclasses import field
 from typing import TYPE_CHECKING, Final
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
 # Bytes between two checks of `stop`.
 _CHUNK: Final = 16 * 1024 * 1024
+# <linux/fs.h>
+_FICLONE: Final = 0x4004_9409
+_NOT_SHARED: Final = frozenset(
+    {errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOSYS, errno.EXDEV, errno.EINVAL}
+)
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -33,6 +40,26 @@ def copy_sparse(source: Path, target: Path, stop: threading.Event) -> None:
     with source.open("rb") as src, target.open("xb") as dst:
         copy_extents(src.fileno(), dst.fileno(), stop)
         os.fsync(dst.fileno())
+
+
+def share_or_copy(src: int, dst: int, stop: threading.Event | None = None) -> bool:
+    """Give an empty file the content of another one; return whether they share their blocks."""
+    try:
+        fcntl.ioctl(dst, _FICLONE, src)
+    except OSError as exc:
+        if exc.errno not in _NOT_SHARED:
+            raise
+        copy_extents(src, dst, stop)
+        return False
+    return True
+
+
+def can_share(directory: Path) -> bool:
+    """Try whether the file system of a directory can share blocks between files."""
+    temporary = tempfile.TemporaryFile
+    with temporary(dir=directory) as source, temporary(dir=directory) as target:
+        source.truncate(4096)
+        return share_or_copy(source.fileno(), target.fileno())
 
 
 def copy_extents(src: int, dst: int, stop: threading.Event | None = None) -> None:

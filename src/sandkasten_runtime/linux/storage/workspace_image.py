@@ -8,6 +8,7 @@ docs/decisions for why not a project quota. Raises QuotaExceeded for a full disk
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -15,6 +16,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,9 @@ from sandkasten.disk import free_space
 from sandkasten.disk.free_space import check_free
 from sandkasten.disk.os_errors import no_space, translated
 from sandkasten.errors import BackendUnavailable
-from sandkasten_runtime.linux.storage.tree_copy import copy_extents
+from sandkasten_runtime.linux.storage import ext4
+from sandkasten_runtime.linux.storage.mount_again import mounted_device
+from sandkasten_runtime.linux.storage.tree_copy import copy_extents, share_or_copy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +58,42 @@ def make(target: Path, size: int, *, templates: Path, reserve: bool, min_free: i
         check_free(templates, min_free, _ATTEMPT)
         copy_template(template(templates, size), target)
         return reserve and reserve_space(target, min_free)
+
+
+def make_copy(source: Path, target: Path, size: int, *, reserve: bool, min_free: int) -> bool:
+    """Make an image with the content of another one, of at least `size` bytes. Return whether all
+    of its space is reserved. The caller removes what a failure leaves.
+    """
+    with translated(_ATTEMPT, BackendUnavailable):
+        src = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            check_free(target.parent, min_free, _ATTEMPT)
+            dst = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                share_or_copy(src, dst)
+                grows = size > os.fstat(dst).st_size
+            finally:
+                os.close(dst)
+        finally:
+            os.close(src)
+        if grows:
+            ext4.grow(target, size, threading.Event())
+        return reserve and reserve_space(target, min_free)
+
+
+def flush(image: Path) -> None:
+    """Write back to a mounted image what is in memory. Raise OSError if it is not mounted."""
+    number = device_of(os.fspath(image))
+    if number is None:
+        raise FileNotFoundError(errno.ENODEV, "the image is not mounted")
+    # No path of the sandbox is used: the device is mounted once more, and attached nowhere.
+    with mounted_device(f"/dev/loop{number.partition(':')[2]}") as mount:
+        root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(root) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        finally:
+            os.close(root)
 
 
 def reserve_space(image: Path, min_free: int) -> bool:

@@ -185,7 +185,8 @@ class Sandbox:
         """Create it. `session_key` finds the live sandbox of that key or creates it.
 
         `workspace` names one that outlives the sandbox, created at first use and used by one
-        sandbox at a time unless `workspace_mode` is "shared". `mounts` names the operator's host
+        sandbox at a time unless `workspace_mode` is "shared". `snapshot` is the id or name of one
+        that it starts from. `mounts` names the operator's host
         mounts. `pip_packages` and `npm_packages` are installed before it starts; it needs no
         network for them. With `url` (or SANDKASTEN_URL) that daemon creates it, otherwise the
         daemon that serves the data directory, otherwise this process.
@@ -251,6 +252,7 @@ class Sandbox:
     update = waiting(AsyncSandbox.update)
     pause = waiting(AsyncSandbox.pause)
     resume = waiting(AsyncSandbox.resume)
+    snapshot = waiting(AsyncSandbox.snapshot)
     reclaim = waiting(AsyncSandbox.reclaim)
     network = waiting(AsyncSandbox.network)
     network_log = waiting(AsyncSandbox.network_log)

@@ -29,6 +29,7 @@ from sandkasten.client.http.images import HttpImages
 from sandkasten.client.http.json_values import record, records, value_of, values_of
 from sandkasten.client.http.previews import HttpPreviews, open_port
 from sandkasten.client.http.secrets import HttpSecrets
+from sandkasten.client.http.snapshots import HttpSnapshots
 from sandkasten.client.http.terminal import open_terminal
 from sandkasten.client.http.workspaces import HttpWorkspaces
 from sandkasten.client.transfer import large_stdin
@@ -85,6 +86,7 @@ class HttpTransport:
         self.files = HttpFiles(self.connection)
         self.images = HttpImages(self.connection)
         self.workspaces = HttpWorkspaces(self.connection)
+        self.snapshots = HttpSnapshots(self.connection)
         self.network = HttpNetwork(self.connection)
         self.code = HttpCode(self.connection)
         self.secrets = HttpSecrets(self.connection)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         Swept,
         UpdateRequest,
     )
+    from sandkasten.model.sandbox.snapshot import Snapshot, SnapshotRequest
     from sandkasten.model.sandbox.usage import Usage
     from sandkasten.model.sandbox.workspace import Workspace
     from sandkasten.ports import Images
@@ -160,6 +161,15 @@ class WorkspacesTransport(Protocol):
     async def delete(self, name: str) -> None: ...
 
 
+class SnapshotsTransport(Protocol):
+    """The snapshots of one server; `text` is an id or a name, or the id of a sandbox."""
+
+    async def list(self) -> Sequence[Snapshot]: ...
+    async def get(self, text: str) -> Snapshot: ...
+    async def create(self, text: str, request: SnapshotRequest) -> Snapshot: ...
+    async def remove(self, text: str) -> None: ...
+
+
 class SecretsTransport(Protocol):
     """The secrets of one server."""
 
@@ -200,6 +210,8 @@ class Transport(Protocol):
     def secrets(self) -> SecretsTransport: ...
     @property
     def workspaces(self) -> WorkspacesTransport: ...
+    @property
+    def snapshots(self) -> SnapshotsTransport: ...
     @property
     def files(self) -> FilesTransport: ...
     @property

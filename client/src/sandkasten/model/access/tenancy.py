@@ -31,7 +31,7 @@ class TenantQuota:
     max_memory_bytes: int | None = None
     """Sum of the memory limits of its sandboxes."""
     max_disk_bytes: int | None = None
-    """Sum of the sizes of its sandboxes' and named workspaces, and of its stored files."""
+    """Sum of the sizes of its sandboxes' and named workspaces, snapshots, and stored files."""
     requests_per_second: float | None = None
     max_network_connections: int | None = None
     """Sum of the connection limits of its sandboxes with a network."""

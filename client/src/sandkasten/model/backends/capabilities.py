@@ -79,6 +79,10 @@ class Capabilities:
     """Whether its platform decides about networks: it implements `ports.RefusesNetworks`."""
     fixed_network: bool = False
     """Whether the network of a sandbox cannot be changed after it was made."""
+    copies_files: bool = False
+    """Whether the files of a living sandbox can be copied, for snapshots: its cells implement
+    `ports.CopiesFiles`, and it makes sandboxes with `CellSpec.files`.
+    """
     resizes: bool = False
     """Whether the limits of a living sandbox can be changed here: it implements `ports.Resizes`."""
     counts_after_end: bool = False

@@ -109,6 +109,8 @@ def unusual(spec: CellSpec, *, named_workspace: bool, fixed_network: bool = Fals
     """
     if named_workspace:
         return "named workspace"
+    if spec.files is not None:
+        return "snapshot"
     if spec.gpus is not None:
         return "GPUs"
     if any(not mount.content for mount in spec.mounts):

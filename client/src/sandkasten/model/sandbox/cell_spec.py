@@ -55,6 +55,32 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiedVolume:
+    """A volume of a sandbox, copied as a file."""
+
+    name: Literal["workspace", "changes"]
+    """changes: those of the root, if they are on a volume of their own."""
+    first_id: int
+    """The id on it that is 0 inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedFiles:
+    """The files that a sandbox could write, as they were at one moment."""
+
+    path: str
+    """A directory of this machine: a file for each volume, and `tmp` for /tmp."""
+    volumes: tuple[CopiedVolume, ...]
+    method: Literal["reflink", "extents"] = "extents"
+    """How the volumes were copied."""
+    tmp: bool = False
+    """Whether /tmp is among them."""
+
+    def volume(self, name: str) -> CopiedVolume | None:
+        return next((volume for volume in self.volumes if volume.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
 class HostOwner:
     """The user and the group that own a directory of the host."""
 
@@ -99,6 +125,8 @@ class CellSpec:
     hostname: str = "sandbox"
     workspace: Volume | None = None
     """None: a fresh one that goes with the sandbox."""
+    files: CopiedFiles | None = None
+    """What its volumes and /tmp contain at the start; None: nothing."""
     mounts: tuple[HostMount, ...] = ()
     gpus: GpuRequest | None = None
     reserve_disk: bool = False

@@ -55,6 +55,8 @@ class Record:
     """Why it was not taken from the warm pool."""
     pool_kind: str = ""
     """Identifies the kind of an unclaimed sandbox of the warm pool."""
+    snapshot: str | None = None
+    """The snapshot that it was created from."""
     mounts: tuple[Mounted, ...] = ()
     gpus: str | None = None
     tenant: str = DEFAULT_TENANT

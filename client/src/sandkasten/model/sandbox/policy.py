@@ -16,6 +16,7 @@ from sandkasten.model.field_patterns import HOSTNAME, PRINTABLE, form
 from sandkasten.model.numbers import number
 from sandkasten.model.sandbox.limits import Limits
 from sandkasten.model.sandbox.network_policy import NetworkCeiling
+from sandkasten.model.sandbox.snapshot import SnapshotRules
 from sandkasten.model.sandbox.workspace import DiskRules, WorkspaceRules
 from sandkasten.model.spelling import did_you_mean, shown
 
@@ -57,6 +58,7 @@ class Policy:
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What the operator lets in of its own environment; the caller's names win."""
     workspaces: WorkspaceRules = field(default_factory=WorkspaceRules)
+    snapshots: SnapshotRules = field(default_factory=SnapshotRules)
     disk: DiskRules = field(default_factory=DiskRules)
     mounts: tuple[MountRule, ...] = ()
     """What of the host may be shown, read-only; a request can only name one of these."""

@@ -25,6 +25,7 @@ from sandkasten.model.field_patterns import (
     NO_NUL,
     NPM_PACKAGE,
     PIP_PACKAGE,
+    SNAPSHOT_ID,
     WORKSPACE_NAME,
     shown_form,
 )
@@ -180,6 +181,14 @@ class SandboxOptions:
             schema={"enum": ["exclusive", "shared"]},
         ),
     )
+    snapshot: str | None = field(
+        default=None,
+        metadata=described(
+            "Id or name of a snapshot, whose files the sandbox starts with. Its image, limits, "
+            "environment, network, labels and shells count where the request names nothing.",
+            schema={"pattern": f"^(?:{SNAPSHOT_ID}|{WORKSPACE_NAME})$"},
+        ),
+    )
     mounts: tuple[str, ...] = field(
         default=(),
         metadata=described(
@@ -203,7 +212,7 @@ class SandboxOptions:
 
 
 SESSION_ONLY: Final = frozenset(
-    {"ttl_seconds", "idle_timeout_seconds", "lifetime_seconds", "labels"}
+    {"ttl_seconds", "idle_timeout_seconds", "lifetime_seconds", "labels", "snapshot"}
 )
 """Options that have no meaning for a one-shot, which ends with its code."""
 
@@ -234,4 +243,5 @@ class SessionKeywords(SandboxKeywords, total=False):
     idle_timeout_seconds: float | None
     lifetime_seconds: float | None
     labels: Mapping[str, str] | None
+    snapshot: str | None
     session_key: str | None

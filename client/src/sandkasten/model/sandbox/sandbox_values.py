@@ -24,6 +24,7 @@ from sandkasten.model.sandbox.sandbox_options import (
     SandboxOptions,
     described,
 )
+from sandkasten.model.sandbox.snapshot import StoredSnapshot  # noqa: TC001
 from sandkasten.model.sandbox.usage import SessionUsage, Usage  # noqa: TC001
 
 HOST = "host"
@@ -47,6 +48,8 @@ class CreateRequest:
     """The API key of the request, for the journal."""
     agent: str | None = None
     """The installed agent that asks for it. Never set by a client."""
+    origin: StoredSnapshot | None = None
+    """The snapshot of the options. Never set by a client."""
     runtime_image: str | None = None
     """The alias of an image that has what the request runs; None: chosen by its packages. Counts
     only if neither the request nor the operator names an image."""
@@ -120,6 +123,8 @@ class Info:
     workspace_id: str | None = None
     """The workspace's name; None for one that goes with the sandbox."""
     workspace_shared: bool = False
+    snapshot: str | None = None
+    """The snapshot that it was created from."""
     mounts: tuple[Mounted, ...] = ()
     """The operator's host mounts and the sets of packages it has."""
     gpus: str | None = None

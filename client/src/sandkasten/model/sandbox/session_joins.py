@@ -47,6 +47,7 @@ OPTION_RULES: Final[Mapping[str, tuple[Rule, str]]] = MappingProxyType(
         "hostname": ("same", "hostname"),
         "workspace_id": ("same", "workspace_id"),
         "workspace_mode": ("same", "workspace_mode"),
+        "snapshot": ("same", "snapshot"),
         "mounts": ("same", "mounts"),
         "pip_packages": ("same", "pip_packages"),
         "npm_packages": ("same", "npm_packages"),
@@ -111,6 +112,7 @@ class SessionShape:
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     workspace_id: str | None = None
     workspace_mode: str = "exclusive"
+    snapshot: str | None = None
     mounts: tuple[str, ...] = ()
     pip_packages: tuple[str, ...] | None = ()
     npm_packages: tuple[str, ...] | None = ()

@@ -12,7 +12,6 @@ E2B: Final = machine_capabilities(
         summary="machines of E2B, or of a service with its protocol",
         sessions=True,
         networks=("none", "full"),
-        snapshots=True,
         notes=(
             "An image is a template of E2B, which decides about processors, memory and disk.",
             "E2B ends a sandbox after backends.e2b.lifetime_seconds.",

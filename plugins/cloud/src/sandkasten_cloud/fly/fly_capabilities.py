@@ -12,7 +12,6 @@ FLY: Final = machine_capabilities(
         summary="microVMs of Fly (Fly Machines)",
         sessions=True,
         networks=("none", "full"),
-        snapshots=True,
         notes=(
             "Images are those of a registry that Fly reaches, with the programs of Sandkasten.",
             "Processors and memory are those of the next size that Fly has.",

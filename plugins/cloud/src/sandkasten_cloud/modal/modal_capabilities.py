@@ -13,7 +13,6 @@ MODAL: Final = machine_capabilities(
         sessions=True,
         networks=("none", "full"),
         limits=("cpu", "memory"),
-        snapshots=True,
         notes=(
             "Images are those for linux/amd64 in a registry that Modal can read.",
             "Modal ends a sandbox after backends.modal.lifetime_seconds.",

@@ -33,6 +33,10 @@ _NOTES: Final = {
 _PLACES: Final = {
     "/v1/sessions/{id}/shells/{name}": ("The name of a persistent shell.", forms.SHELL_NAME),
     "/v1/sessions/{id}": ("Id of a session, `sbx_` and hex digits.", forms.SANDBOX_ID),
+    "/v1/snapshots/{id}": (
+        "Id or name of a snapshot.",
+        f"(?:{forms.SNAPSHOT_ID}|{forms.WORKSPACE_NAME})",
+    ),
     "/v1/workspaces/{id}": ("Name of a workspace.", forms.WORKSPACE_NAME),
     "/v1/keys/{id}": ("Id of a key, `key_` and hex digits.", forms.KEY_ID),
     "/v1/images/{name:path}": ("Name or id of an image.", forms.IMAGE_NAME),

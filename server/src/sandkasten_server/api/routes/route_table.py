@@ -28,6 +28,7 @@ from sandkasten_server.api.routes import (
     previews,
     pty,
     sessions,
+    snapshots,
     stage,
     stats,
     system,
@@ -78,6 +79,7 @@ CORE: tuple[Route, ...] = (
     *audit.ROUTES,
     *fs.ROUTES,
     *workspaces.ROUTES,
+    *snapshots.ROUTES,
     *secrets.ROUTES,
     *images.ROUTES,
 )

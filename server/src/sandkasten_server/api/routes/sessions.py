@@ -132,6 +132,7 @@ class Session(Answer):
     acquire_detail: str
     workspace_id: str | None
     workspace_shared: bool
+    snapshot: str | None = Field(description="The snapshot that it was created from.")
     created_at: str
     created_at_unix: float
     expires_at: str | None
@@ -230,6 +231,7 @@ def ended_fields(row: SessionRow) -> dict[str, object]:
         "acquire_detail": "",
         "workspace_id": row.workspace_id,
         "workspace_shared": False,
+        "snapshot": None,
         "created_at": iso(row.created_at),
         "created_at_unix": row.created_at,
         "expires_at": None,

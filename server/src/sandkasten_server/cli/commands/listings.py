@@ -42,6 +42,7 @@ def described(info: Info) -> dict[str, Any]:
     return {
         **public_fields(info),
         "workspace_mode": _mode(info),
+        "snapshot": info.snapshot,
         "mounts": [asdict(mount) for mount in info.mounts],
         "created_at": timestamp(info.created_at),
         "expires_at": timestamp(info.expires_at),

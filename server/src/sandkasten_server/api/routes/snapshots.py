@@ -1,0 +1,116 @@
+"""Snapshots of sessions, from which new sessions start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import Field
+
+from sandkasten.errors import (
+    Conflict,
+    QuotaExceeded,
+    SnapshotDamaged,
+    SnapshotNotFound,
+    UnsupportedByBackend,
+)
+from sandkasten.model.json_codec import to_json
+from sandkasten.model.sandbox.snapshot import SnapshotRequest
+from sandkasten_server.api.request.body_models import body_of
+from sandkasten_server.api.response.json_response import answer
+from sandkasten_server.api.route import Answer, Route
+from sandkasten_server.api.routes.stats import BUSY
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from sandkasten_server.api.request.http_call import Call
+
+SnapshotBody = body_of("SnapshotBody", SnapshotRequest)
+
+
+class NotKeptAnswer(Answer):
+    commands: list[str] = Field(description="Ids of commands that were running or queued.")
+    contexts: list[str] = Field(description="Ids of code contexts.")
+    processes: int = Field(description="Other processes, such as background jobs.")
+    shells: list[str] = Field(description="Shells whose state could not be read.")
+    mounts: list[str] = Field(description="Host mounts.")
+    paths: list[str] = Field(description="Directories that could not be read.")
+
+
+class OneSnapshot(Answer):
+    id: str
+    name: str | None
+    parent: str | None = Field(description="The snapshot that its session was created from.")
+    sandbox_id: str
+    created_at: str
+    created_at_unix: float
+    image: str
+    image_id: str
+    backend: str
+    profile: str
+    hostname: str | None
+    limits: dict[str, int | float]
+    network: str | dict[str, Any]
+    labels: dict[str, str]
+    env_names: list[str]
+    shells: list[str]
+    size_bytes: int
+    method: str = Field(description="`reflink`: it shares blocks; `extents`: a copy.")
+    frozen_ms: float = Field(description="For how long the session was stopped.")
+    not_kept: NotKeptAnswer
+
+
+class AllSnapshots(Answer):
+    snapshots: list[OneSnapshot]
+
+
+class Done(Answer):
+    ok: bool
+
+
+async def create(call: Call) -> Response:
+    the_id = await call.session()
+    request = SnapshotRequest(**vars(await call.body(SnapshotBody)))
+    snapshot = await call.engine.snapshots.create(the_id, request, call.principal.quota)
+    return answer(to_json(snapshot), 201)
+
+
+async def listed(call: Call) -> Response:
+    snapshots = await call.engine.snapshots.list(tenant=call.principal.tenant)
+    return answer({"snapshots": [to_json(snapshot) for snapshot in snapshots]})
+
+
+async def described(call: Call) -> Response:
+    snapshot = await call.engine.snapshots.get(call.path("id"), tenant=call.principal.tenant)
+    return answer(to_json(snapshot))
+
+
+async def remove(call: Call) -> Response:
+    await call.engine.snapshots.remove(call.path("id"), tenant=call.principal.tenant)
+    return answer({"ok": True})
+
+
+_TAG: Final = "snapshots"
+_HERE = "/v1/snapshots/{id}"
+_GONE = (SnapshotNotFound, SnapshotDamaged, UnsupportedByBackend)
+
+ROUTES = (
+    Route(
+        "POST", "/v1/sessions/{id}/snapshots", create, "Take a snapshot of a session", _TAG,
+        body=SnapshotBody, body_required=False, answer=OneSnapshot, status=201,
+        errors=(*BUSY, Conflict, QuotaExceeded, SnapshotDamaged, UnsupportedByBackend),
+        description="All files that the session can write, as they are at one moment, with its "
+        "image, limits, environment, network, labels and shells. `not_kept` is what it also had.",
+    ),
+    Route(
+        "GET", "/v1/snapshots", listed, "List snapshots, oldest first", _TAG,
+        answer=AllSnapshots, errors=(UnsupportedByBackend,),
+    ),
+    Route(
+        "GET", _HERE, described, "Describe a snapshot", _TAG, answer=OneSnapshot, errors=_GONE,
+    ),
+    Route(
+        "DELETE", _HERE, remove, "Remove a snapshot", _TAG, answer=Done, errors=_GONE,
+        description="Sessions that were created from it keep their files.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,429 @@
+"""Snapshots: the files of a living sandbox, cut at one moment, and requests that start from them.
+
+A snapshot is begun under its lock, with the id of its sandbox beside it. If this process dies while
+the sandbox is stopped, another one finds that, lets the sandbox run on, and removes what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sandkasten.disk.cleanup import finish
+from sandkasten.errors import (
+    Busy,
+    Conflict,
+    SandkastenError,
+    SnapshotNotFound,
+    UnsupportedByBackend,
+)
+from sandkasten.lazy_dataclass import dataclass
+from sandkasten.model.access.tenancy import DEFAULT_TENANT
+from sandkasten.model.commands.code_values import kernel_line
+from sandkasten.model.environment import checked_labels
+from sandkasten.model.ids import is_look_id, new_snapshot_id, sandbox_id
+from sandkasten.model.sandbox.cell_spec import TMP
+from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.snapshot import (
+    BegunSnapshot,
+    KeptShell,
+    NotKept,
+    Snapshot,
+    SnapshotRequest,
+    StoredSnapshot,
+    check_room,
+    checked_snapshot_name,
+    completed_options,
+    is_snapshot_id,
+    superseded,
+    unknown_snapshot,
+)
+from sandkasten.ports import CopiesFiles, Pausable
+from sandkasten_runtime.engine.lifecycle.tenant_quotas import Need
+from sandkasten_runtime.wire.channel import Channel
+from sandkasten_runtime.wire.frame_codec import KEPT_SHELLS
+from sandkasten_runtime.wire.messages import (
+    decode_base_environment,
+    decode_execs,
+    decode_processes,
+    decode_shells,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from sandkasten.model.access.tenancy import TenantQuota
+    from sandkasten.model.sandbox.cell_spec import CopiedFiles
+    from sandkasten.model.sandbox.ledger_record import Record
+    from sandkasten.model.sandbox.sandbox_values import CreateRequest
+    from sandkasten.model.sandbox.snapshot import SnapshotRules
+    from sandkasten.ports import Cell, Clock, EventSink, SnapshotStore, Store
+    from sandkasten_runtime.engine.drain import Drain
+    from sandkasten_runtime.engine.handles import Handle, Handles
+    from sandkasten_runtime.engine.lifecycle.sandboxes import Sandboxes
+    from sandkasten_runtime.engine.lifecycle.tenant_quotas import TenantQuotas
+    from sandkasten_runtime.engine.lifecycle.workspace_claims import WorkspaceClaims
+
+_List: TypeAlias = list[Snapshot]
+
+# Another holder is creating, destroying, pausing or copying the sandbox.
+_LOCK_WAIT_S: Final = 30.0
+# A runner answers within a millisecond; a starved one is not kept waiting for.
+_ASK_TIMEOUT_S: Final = 5.0
+# What a shell has of its own making, and what no start environment has.
+_OWN: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """What the runner reports besides the files."""
+
+    env: Mapping[str, str]
+    shells: tuple[KeptShell, ...]
+    not_kept: NotKept
+
+
+class Snapshots:
+    def __init__(
+        self,
+        *,
+        port: SnapshotStore | None,
+        rules: SnapshotRules,
+        store: Store,
+        handles: Handles,
+        claims: WorkspaceClaims,
+        remover: Sandboxes,
+        quotas: TenantQuotas,
+        in_flight: Drain,
+        clock: Clock,
+        events: EventSink | None,
+    ) -> None:
+        self._port = port
+        self._rules = rules
+        self._store = store
+        self._handles = handles
+        self._claims = claims
+        self._remover = remover
+        self._quotas = quotas
+        self._in_flight = in_flight
+        self._clock = clock
+        self._events = events
+
+    @property
+    def port(self) -> SnapshotStore:
+        if self._port is None:
+            raise UnsupportedByBackend(
+                "snapshots are not supported here", hint="open the engine with a data directory"
+            )
+        return self._port
+
+    async def list(self, *, tenant: str = DEFAULT_TENANT) -> _List:
+        """Return the snapshots of a tenant, oldest first."""
+        return [stored.public() for stored in await self.port.all() if stored.tenant == tenant]
+
+    async def get(self, text: str, *, tenant: str = DEFAULT_TENANT) -> Snapshot:
+        """Return a snapshot by its id, or the newest of a name. Raise SnapshotNotFound."""
+        return (await self.find(text, tenant)).public()
+
+    async def find(self, text: str, tenant: str) -> StoredSnapshot:
+        if is_snapshot_id(text):
+            stored = await self.port.get(text)
+            if stored.tenant != tenant:
+                raise unknown_snapshot(text)
+            return stored
+        named = [
+            stored
+            for stored in await self.port.all()
+            if stored.tenant == tenant and stored.name == text
+        ]
+        if not named:
+            raise unknown_snapshot(text)
+        return named[-1]
+
+    async def remove(self, text: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        """Remove a snapshot and its files; sandboxes that were created from it keep theirs."""
+        with self._in_flight.within(new=False):
+            stored = await self.find(text, tenant)
+            await self._remove(stored)
+
+    async def _remove(self, stored: StoredSnapshot) -> None:
+        async with self._lock(stored.id):
+            await self.port.remove(stored.id)
+        self._emit("snapshot.removed", stored)
+
+    async def create(
+        self, text: str, request: SnapshotRequest, quota: TenantQuota | None = None
+    ) -> Snapshot:
+        """Keep everything that a sandbox can write, as it is at one moment. The sandbox is stopped
+        while it is copied, and continues also after a failure, which leaves nothing.
+        """
+        name = checked_snapshot_name(request.name)
+        labels = None if request.labels is None else checked_labels(request.labels)
+        with self._in_flight.within():
+            stored = await self._created(sandbox_id(text), name, labels, quota)
+            if request.keep_last is not None:
+                for old in superseded(stored, request.keep_last, await self.port.all()):
+                    with suppress(SnapshotNotFound):
+                        await self._remove(old)
+        self._emit("snapshot.created", stored)
+        return stored.public()
+
+    async def _created(
+        self,
+        the_id: str,
+        name: str | None,
+        labels: Mapping[str, str] | None,
+        quota: TenantQuota | None,
+    ) -> StoredSnapshot:
+        snapshot_id, stop = new_snapshot_id(), threading.Event()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._lock(snapshot_id))
+            async with self._held(the_id) as handle:
+                record, cell = handle.record, _copies(handle.cell, handle.record)
+                size = await cell.flush_files()
+                begun = BegunSnapshot(snapshot_id, record.id, record.tenant, size)
+                path = await self._begun(begun, quota)
+                # From here on a failure leaves something to remove.
+                stack.push_async_callback(self._clear, snapshot_id)
+                inside = await self._inside(handle, cell)
+                began = self._clock.boottime()
+                files = await finish(
+                    self._cut(cell, path, stop, paused=record.state is State.PAUSED),
+                    hurry=stop.set,
+                )
+                frozen_ms = (self._clock.boottime() - began) * 1000
+            if not files.tmp:
+                paths = (*inside.not_kept.paths, TMP)
+                inside = replace(inside, not_kept=replace(inside.not_kept, paths=paths))
+            stored = StoredSnapshot(
+                id=snapshot_id,
+                sandbox_id=record.id,
+                created_at=self._clock.now(),
+                image=record.image,
+                image_id=record.image_id,
+                backend=record.backend,
+                profile=record.profile,
+                files=files,
+                tenant=record.tenant,
+                name=name,
+                parent=record.snapshot,
+                hostname=record.hostname,
+                limits=record.limits,
+                network=record.network,
+                labels={**record.labels, **(labels or {})},
+                env=inside.env,
+                pip_packages=record.pip_packages or (),
+                npm_packages=record.npm_packages or (),
+                shells=inside.shells,
+                frozen_ms=round(frozen_ms, 3),
+                not_kept=inside.not_kept,
+            )
+            return await self.port.complete(stored, stop)
+
+    @asynccontextmanager
+    async def _held(self, the_id: str) -> AsyncIterator[Handle]:
+        """Yield a sandbox that nothing else changes during the block."""
+        async with AsyncExitStack() as locks:
+            await locks.enter_async_context(
+                self._store.lock(sandbox_id(the_id), wait_s=_LOCK_WAIT_S)
+            )
+            handle = await self._handles.get(the_id)
+            await self._handles.refresh(handle)
+            name = handle.record.workspace_id
+            if name is not None:
+                await locks.enter_async_context(self._claims.lock(name))
+                holders = await self._claims.holders(name, self._remover)
+                others = [holder.id for holder in holders if holder.id != the_id]
+                if others:
+                    raise Conflict(
+                        f"sandbox {the_id} shares its workspace with sandbox {others[0]}, which "
+                        "would change it meanwhile",
+                        hint="destroy the sandboxes that share it first",
+                        sandbox_ids=[str(other) for other in others[:20]],
+                    )
+            yield handle
+
+    async def _begun(self, begun: BegunSnapshot, quota: TenantQuota | None) -> str:
+        """Make the directory of a snapshot, within the quotas; the next one counts it."""
+        need = Need(disk_bytes=begun.size_bytes)
+        async with (
+            self._quotas.admitted(begun.tenant, quota, need),
+            self._store.lock("snapshots", wait_s=_LOCK_WAIT_S),
+        ):
+            there: list[StoredSnapshot | BegunSnapshot] = [*await self.port.all()]
+            there += await self.port.begun()
+            check_room(self._rules, begun.tenant, begun.size_bytes, there)
+            return await self.port.begin(begun)
+
+    async def _cut(
+        self, cell: _Copies, path: str, stop: threading.Event, *, paused: bool
+    ) -> CopiedFiles:
+        try:
+            await cell.pause()
+            files = await cell.copy_files(path, stop)
+        finally:
+            if not paused:
+                await cell.resume()
+        if files.method == "reflink":
+            # A shared block is written to another place, and that was promised to be there.
+            await cell.reserve_files()
+        return files
+
+    async def _inside(self, handle: Handle, cell: _Copies) -> _Inside:
+        if handle.record.state is not State.PAUSED:
+            return await self._asked(handle.record, await self._handles.channel(handle))
+        # Its runner must run to answer, and everything else inside runs as long.
+        await cell.resume()
+        try:
+            async with asyncio.timeout(_ASK_TIMEOUT_S):
+                channel = await Channel.open(await handle.cell.dial())
+                try:
+                    return await self._asked(handle.record, channel)
+                finally:
+                    await channel.aclose()
+        except TimeoutError as exc:
+            raise Busy(
+                f"sandbox {handle.record.id} did not answer within {_ASK_TIMEOUT_S:g} s",
+                hint="it may be starved of CPU; retry",
+            ) from exc
+        finally:
+            await finish(cell.pause())
+
+    async def _asked(self, record: Record, channel: Channel) -> _Inside:
+        keeps = KEPT_SHELLS in channel.hello.features
+        reply = await channel.call(
+            "shell.list", {"state": True} if keeps else {}, timeout_s=_ASK_TIMEOUT_S
+        )
+        base, shells = decode_base_environment(reply), decode_shells(reply)
+        execs = decode_execs(await channel.call("exec.list", timeout_s=_ASK_TIMEOUT_S))
+        living = [reply.exec_id for reply in execs if not reply.ended]
+        processes = decode_processes(await channel.call("proc.list", timeout_s=_ASK_TIMEOUT_S))
+        pids = {1, *(shell.pid for shell in shells)}
+        # Each shell has a supervisor of ours, and 1 is the runner.
+        pids |= {process.ppid for process in processes.processes if process.pid in pids}
+        user = channel.hello.user_uid
+        kept = {
+            shell.name: KeptShell(shell.name, shell.cwd, *_changes(base, shell.env))
+            for shell in shells
+            if base is not None and shell.cwd is not None and shell.env is not None
+        }
+        return _Inside(
+            {name: base[name] for name in record.env_names if base and name in base},
+            tuple(kept.values()),
+            NotKept(
+                commands=tuple(
+                    exec_id
+                    for exec_id in living
+                    if kernel_line(exec_id) is None and not is_look_id(exec_id)
+                ),
+                contexts=tuple(exec_id for exec_id in living if kernel_line(exec_id) is not None),
+                processes=sum(
+                    process.exec_id is None and process.uid == user and process.pid not in pids
+                    for process in processes.processes
+                ),
+                shells=tuple(shell.name for shell in shells if shell.name not in kept),
+                mounts=tuple(mount.name for mount in record.mounts if ":" not in mount.name),
+            ),
+        )
+
+    async def applied(self, request: CreateRequest) -> CreateRequest:
+        """Return a request with what its snapshot has where it names nothing."""
+        text = request.options.snapshot
+        if text is None:
+            return request
+        stored = await self.find(text, request.tenant)
+        named = request.options.env
+        shells = tuple(
+            replace(shell, env={name: shell.env[name] for name in shell.env if name not in named})
+            for shell in stored.shells
+        )
+        options = completed_options(request.options, stored)
+        return replace(request, options=options, origin=replace(stored, shells=shells))
+
+    async def tidy(self) -> None:
+        """Remove expired snapshots, and what a crash left; a sandbox that it left stopped runs
+        on.
+        """
+        if self._port is None:
+            return
+        for begun in await self._port.begun():
+            # Its maker holds the lock for as long as it lives.
+            with suppress(Busy):
+                async with self._store.lock("snapshot:" + begun.id, wait_s=0):
+                    await finish(self._abandoned(begun))
+        if self._rules.expire_after_s is not None:
+            before = self._clock.now() - self._rules.expire_after_s
+            for stored in await self._port.all():
+                if stored.created_at < before:
+                    with suppress(SnapshotNotFound, Busy):
+                        await self._remove(stored)
+
+    async def _abandoned(self, begun: BegunSnapshot) -> None:
+        if begun.sandbox_id:
+            # Gone, or of a backend that does not answer: nothing inside waits for us then.
+            with suppress(SandkastenError):
+                await self._run_on(begun.sandbox_id)
+        await self.port.clear(begun.id)
+
+    async def _run_on(self, the_id: str) -> None:
+        async with self._store.lock(sandbox_id(the_id), wait_s=_LOCK_WAIT_S):
+            handle = await self._handles.look(the_id)
+            await self._handles.refresh(handle)
+            if isinstance(handle.cell, Pausable):
+                if handle.record.state is State.PAUSED:
+                    await handle.cell.pause()
+                else:
+                    await handle.cell.resume()
+
+    async def _clear(self, snapshot_id: str) -> None:
+        """Remove what a failure left; a complete snapshot stays."""
+        await finish(self.port.clear(snapshot_id))
+
+    @asynccontextmanager
+    async def _lock(self, snapshot_id: str) -> AsyncIterator[None]:
+        async with self._store.lock("snapshot:" + snapshot_id, wait_s=_LOCK_WAIT_S):
+            yield
+
+    def _emit(self, event: str, stored: StoredSnapshot) -> None:
+        if self._events is not None:
+            self._events.emit(
+                event,
+                {
+                    "snapshot": stored.id,
+                    "sandbox": stored.sandbox_id,
+                    "bytes": stored.size_bytes,
+                    "frozen_ms": stored.frozen_ms,
+                },
+            )
+
+
+class _Copies(CopiesFiles, Pausable):
+    """A cell of a backend whose sandboxes can be copied."""
+
+
+def _copies(cell: Cell, record: Record) -> _Copies:
+    if not (isinstance(cell, CopiesFiles) and isinstance(cell, Pausable)):
+        raise UnsupportedByBackend(
+            f"backend {record.backend} cannot take a snapshot of a sandbox",
+            hint="use a backend that can: sandkasten doctor --all lists what each can do",
+            backend=record.backend,
+            sandbox_id=record.id,
+        )
+    return cell  # type: ignore[return-value]
+
+
+def _changes(
+    base: Mapping[str, str] | None, env: Mapping[str, str] | None
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what a shell has set and what it has removed."""
+    base, env = base or {}, env or {}
+    changed = {
+        name: value
+        for name, value in env.items()
+        if base.get(name) != value and name not in _OWN and not name.startswith("BASH_FUNC_")
+    }
+    gone: Sequence[str] = [name for name in base if name not in env and name not in _OWN]
+    return changed, tuple(gone)

@@ -1,0 +1,209 @@
+"""Snapshots on disk: `<root>/<id>/{snapshot.json, workspace, changes, tmp}`.
+
+Each is made in a directory `.making-<id>`, which gets the id as its name when it is complete, and
+loses its name first when it is removed. The files are copies of file systems of sandboxes: nothing
+here mounts or follows what is in them. The caller holds the lock of an id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from sandkasten.disk.atomic_file import sync_directory, write_file
+from sandkasten.disk.cleanup import finish, in_thread
+from sandkasten.disk.free_space import check_free
+from sandkasten.disk.os_errors import translated
+from sandkasten.disk.tree_removal import remove_tree
+from sandkasten.errors import BackendUnavailable, SnapshotDamaged, WorkspaceDamaged
+from sandkasten.model.json_codec import from_json, to_json
+from sandkasten.model.sandbox.snapshot import (
+    BegunSnapshot,
+    StoredSnapshot,
+    is_snapshot_id,
+    unknown_snapshot,
+)
+from sandkasten_runtime.linux.storage import ext4, tree_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from threading import Event
+
+    from sandkasten.model.sandbox.workspace import DiskRules
+
+T = TypeVar("T")
+
+_META: Final = "snapshot.json"
+_BEGUN: Final = "begun.json"
+_MAKING: Final = ".making-"
+_REMOVING: Final = ".removing-"
+# 64 shells with an environment each; see `MAX_SHELL_STATE` of the runner.
+_MAX_META: Final = 8 * 1024 * 1024
+
+
+class SnapshotDirectory:
+    """Implements `ports.SnapshotStore`. Safe for several threads and processes, one per id."""
+
+    def __init__(self, root: Path, *, disk: DiskRules | None = None) -> None:
+        self._root = root
+        self._min_free = 0 if disk is None else disk.min_free_bytes
+
+    async def all(self) -> Sequence[StoredSnapshot]:
+        return await asyncio.to_thread(self._all)
+
+    async def get(self, snapshot_id: str) -> StoredSnapshot:
+        return await asyncio.to_thread(self._get, snapshot_id)
+
+    async def begin(self, begun: BegunSnapshot) -> str:
+        return await finish(in_thread(self._begin, begun))
+
+    async def complete(self, stored: StoredSnapshot, stop: Event) -> StoredSnapshot:
+        return await finish(in_thread(self._complete, stored, stop), hurry=stop.set)
+
+    async def begun(self) -> Sequence[BegunSnapshot]:
+        return await asyncio.to_thread(self._begun)
+
+    async def clear(self, snapshot_id: str) -> None:
+        await finish(in_thread(self._clear, snapshot_id))
+
+    async def remove(self, snapshot_id: str) -> None:
+        await finish(in_thread(self._remove, snapshot_id))
+
+    async def shares(self) -> bool:
+        return await asyncio.to_thread(lambda: self._shares)
+
+    # ---- blocking, in a thread
+
+    def _entries(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._root))
+        except FileNotFoundError:
+            return []
+
+    def _all(self) -> list[StoredSnapshot]:
+        stored = []
+        for name in self._entries():
+            if is_snapshot_id(name):
+                # Removed meanwhile, or damaged: that is reported when it is named.
+                with suppress(SnapshotDamaged, type(unknown_snapshot(""))):
+                    stored.append(self._get(name))
+        return sorted(stored, key=lambda snapshot: (snapshot.created_at, snapshot.id))
+
+    def _get(self, snapshot_id: str) -> StoredSnapshot:
+        if not is_snapshot_id(snapshot_id):
+            raise unknown_snapshot(snapshot_id)
+        place = self._root / snapshot_id
+        try:
+            with (place / _META).open("rb") as file:
+                stored = from_json(StoredSnapshot, json.loads(file.read(_MAX_META + 1)))
+        except FileNotFoundError as exc:
+            if not place.is_dir():
+                raise unknown_snapshot(snapshot_id) from exc
+            raise _damaged(snapshot_id, f"{_META} is missing") from exc
+        except (OSError, ValueError, RecursionError) as exc:
+            raise _damaged(snapshot_id, f"{_META} cannot be used: {exc}") from exc
+        if stored.id != snapshot_id:
+            raise _damaged(snapshot_id, f"{_META} belongs to another snapshot")
+        # Where it is now, also if the data directory was moved.
+        return replace(stored, files=replace(stored.files, path=os.fspath(place)))
+
+    def _begin(self, begun: BegunSnapshot) -> str:
+        half = self._root / (_MAKING + begun.id)
+        attempt = "make a snapshot"
+        with translated(attempt, BackendUnavailable):
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            need = 0 if self._shares else begun.size_bytes
+            check_free(self._root, self._min_free + need, attempt)
+            half.mkdir(mode=0o700)
+            # Durable before the sandbox is stopped: whoever finds it lets the sandbox run on.
+            write_file(half / _BEGUN, json.dumps(to_json(begun)).encode(), durable=False)
+        return os.fspath(half)
+
+    def _complete(self, stored: StoredSnapshot, stop: Event) -> StoredSnapshot:
+        half = self._root / (_MAKING + stored.id)
+        with translated("make a snapshot", BackendUnavailable):
+            size = 0
+            for volume in stored.files.volumes:
+                try:
+                    # Files that were deleted and open were still in it, and it was mounted.
+                    ext4.check(half / volume.name, stop)
+                except WorkspaceDamaged as exc:
+                    raise _damaged(stored.id, exc.message) from exc
+            for entry in os.scandir(half):
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+                _sync(entry.path)
+            check_free(self._root, self._min_free, "make a snapshot")
+            complete = replace(
+                stored,
+                size_bytes=size,
+                files=replace(stored.files, path=os.fspath(self._root / stored.id)),
+            )
+            write_file(half / _META, json.dumps(to_json(complete)).encode())
+            (half / _BEGUN).unlink()
+            half.rename(self._root / stored.id)
+            sync_directory(self._root)
+        return complete
+
+    def _begun(self) -> list[BegunSnapshot]:
+        begun = []
+        for name in self._entries():
+            snapshot_id = name.removeprefix(_MAKING)
+            if snapshot_id == name:
+                snapshot_id = name.removeprefix(_REMOVING).partition("-")[0]
+            if snapshot_id == name or not is_snapshot_id(snapshot_id):
+                continue
+            try:
+                raw = json.loads((self._root / name / _BEGUN).read_bytes())
+                begun.append(from_json(BegunSnapshot, raw))
+            except (OSError, ValueError):
+                begun.append(BegunSnapshot(snapshot_id, ""))
+        return begun
+
+    def _clear(self, snapshot_id: str) -> None:
+        with translated("remove a snapshot", BackendUnavailable):
+            for name in self._entries():
+                half = name == _MAKING + snapshot_id
+                if half or name.startswith(f"{_REMOVING}{snapshot_id}-"):
+                    with suppress(FileNotFoundError):
+                        remove_tree(self._root / name)
+
+    def _remove(self, snapshot_id: str) -> None:
+        if not is_snapshot_id(snapshot_id):
+            raise unknown_snapshot(snapshot_id)
+        removing = self._root / f"{_REMOVING}{snapshot_id}-{secrets.token_hex(4)}"
+        with translated("remove a snapshot", BackendUnavailable):
+            try:
+                (self._root / snapshot_id).rename(removing)
+            except FileNotFoundError as exc:
+                raise unknown_snapshot(snapshot_id) from exc
+            sync_directory(self._root)
+            remove_tree(removing)
+
+    @cached_property
+    def _shares(self) -> bool:
+        with translated("make a snapshot", BackendUnavailable):
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return tree_copy.can_share(self._root)
+
+
+def _sync(path: str) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _damaged(snapshot_id: str, what: str) -> SnapshotDamaged:
+    return SnapshotDamaged(
+        f"snapshot {snapshot_id} is damaged: {what[:200]}",
+        hint="remove it: sandkasten snapshot rm",
+        snapshot=snapshot_id,
+    )
