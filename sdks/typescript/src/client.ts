@@ -26,7 +26,7 @@ import type {
 import { decoded, decodedList, encoded, inputFields, toBase64 } from "./json.js";
 import { SessionReplay } from "./replay.js";
 import { Session } from "./session.js";
-import { Images, Keys, Secrets, StoredFiles, Workspaces } from "./stores.js";
+import { Images, Keys, Secrets, Snapshots, StoredFiles, Workspaces } from "./stores.js";
 
 // A sandbox, and an image that must be fetched for it first.
 const CREATE_MS = 1_800_000;
@@ -75,6 +75,7 @@ export interface AuditOptions extends CallOptions {
 export class SandboxClient extends Agents implements AsyncDisposable {
   readonly images: Images;
   readonly workspaces: Workspaces;
+  readonly snapshots: Snapshots;
   /** The file store. */
   readonly files: StoredFiles;
   readonly secrets: Secrets;
@@ -85,6 +86,7 @@ export class SandboxClient extends Agents implements AsyncDisposable {
     super(connection);
     this.images = new Images(connection);
     this.workspaces = new Workspaces(connection);
+    this.snapshots = new Snapshots(connection);
     this.files = new StoredFiles(connection);
     this.secrets = new Secrets(connection);
     this.keys = new Keys(connection);

@@ -22,7 +22,7 @@ export { Contexts } from "./code.js";
 export type { CodeOptions, ContextOptions } from "./code.js";
 export { Agents, RunEvents } from "./agents.js";
 export type { AgentOptions, RunKind, RunOptions, RunsOptions } from "./agents.js";
-export { Images, Keys, Secrets, StoredFiles, Workspaces } from "./stores.js";
+export { Images, Keys, Secrets, Snapshots, StoredFiles, Workspaces } from "./stores.js";
 export type { PutOptions } from "./stores.js";
 export type { ConnectionOptions, Data } from "./connection.js";
 export { SandkastenError } from "./errors.js";

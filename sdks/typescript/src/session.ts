@@ -10,7 +10,14 @@ import {
   Process,
   type StartOptions,
 } from "./commands.js";
-import { ANSWER_MS, type Connection, type Data, type HttpRequest, sessionPath } from "./connection.js";
+import {
+  ANSWER_MS,
+  type Connection,
+  type Data,
+  given,
+  type HttpRequest,
+  sessionPath,
+} from "./connection.js";
 import { Commands } from "./exec_requests.js";
 import { type Change, type FileOptions, type FilePath, FileTree, watch } from "./files.js";
 import { InvalidRequest, NotFound } from "./generated/error_classes.js";
@@ -25,6 +32,8 @@ import type {
   Published,
   PublishBody,
   SessionInfo,
+  Snapshot,
+  SnapshotBody,
   StagedFile,
   Stats,
   UpdateBody,
@@ -94,6 +103,23 @@ export class Session extends FileTree implements AsyncDisposable {
   /** Continue everything inside where it stopped. Quiet if it is not paused. */
   async resume(options: CallOptions = {}): Promise<SessionInfo> {
     return this.learned(await this.order("POST", "resume", { json: {} }, options));
+  }
+
+  /**
+   * Keep everything that it can write, as it is now, for `createSession({ snapshot })`; it runs on.
+   *
+   * `keepLast` then removes all but the newest so many of this name.
+   */
+  async snapshot(
+    name?: string,
+    options: CallOptions & Pick<SnapshotBody, "labels" | "keepLast"> = {},
+  ): Promise<Snapshot> {
+    const { labels, keepLast: keep_last } = options;
+    const json = given({ name, labels, keep_last });
+    return decoded(
+      "Snapshot",
+      await this.order("POST", "snapshots", { json, answerMs: null }, options),
+    );
   }
 
   /** Return unused memory (page cache) to the host; returns how many bytes. */

@@ -16,6 +16,7 @@ import type {
   RemovedOne,
   Secret,
   SecretBody,
+  Snapshot,
   StoredFile,
   Workspace,
 } from "./generated/schema.js";
@@ -190,6 +191,30 @@ export class Workspaces {
   /** Return the files of a workspace, without a session. */
   files(name: string): FileTree {
     return new FileTree(this.connection, `${path("workspaces", name)}/fs`);
+  }
+}
+
+/** The snapshots of a daemon. `Session.snapshot` takes one. */
+export class Snapshots {
+  /** Made by a client. */
+  constructor(private readonly connection: Connection) {}
+
+  /** Return all, oldest first. */
+  async list(options: CallOptions = {}): Promise<Snapshot[]> {
+    const answer = await ask(this.connection, "GET", "/v1/snapshots", options);
+    return decoded("AllSnapshots", answer).snapshots;
+  }
+
+  /** Return one by its id, or the newest of a name. */
+  async get(snapshot: string, options: CallOptions = {}): Promise<Snapshot> {
+    const where = path("snapshots", snapshot);
+    return decoded("Snapshot", await ask(this.connection, "GET", where, options));
+  }
+
+  /** Delete one by its id, or the newest of a name; sessions made from it keep their files. */
+  async delete(snapshot: string, options: CallOptions = {}): Promise<void> {
+    const more = { answerMs: SLOW_MS };
+    await ask(this.connection, "DELETE", path("snapshots", snapshot), options, more);
   }
 }
 

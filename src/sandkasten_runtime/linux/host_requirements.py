@@ -21,7 +21,7 @@ from sandkasten.model.sandbox.readiness import Readiness, Requirement
 from sandkasten_runtime.linux.cgroup import cgroups, freezer
 from sandkasten_runtime.linux.confinement import seccomp_bpf
 from sandkasten_runtime.linux.launcher import launch
-from sandkasten_runtime.linux.storage import workspace_image
+from sandkasten_runtime.linux.storage import tree_copy, workspace_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -149,6 +149,7 @@ def workspace_quota(root: bool, data_dir: Path) -> list[Requirement]:
             "modprobe loop; in a container pass /dev/loop-control and /dev/loop*", required=False,
         ),
         _reserved_space(data_dir),
+        _shared_blocks(data_dir),
     ]  # fmt: skip
 
 
@@ -161,6 +162,17 @@ def _reserved_space(data_dir: Path) -> Requirement:
         return Requirement("reserved space", False, state, remedy, required=False)
     state = "workspaces get all of their space" if ok else "not possible on this file system"
     return Requirement("reserved space", ok, state, remedy, required=False)
+
+
+def _shared_blocks(data_dir: Path) -> Requirement:
+    remedy = "put the data directory on XFS or btrfs: a snapshot then stops its sandbox for less"
+    try:
+        ok = tree_copy.can_share(data_dir if data_dir.is_dir() else data_dir.parent)
+    except OSError as exc:
+        state = f"not tried: {exc.strerror or exc}"
+        return Requirement("snapshots", False, state, remedy, required=False)
+    state = "share blocks (reflink)" if ok else "copy what is allocated (extents)"
+    return Requirement("snapshots", ok, state, remedy, required=False)
 
 
 def control_groups(planned: cgroups.CgroupPlan, root: bool) -> Requirement:

@@ -35,7 +35,7 @@ export interface AllImages {
 }
 
 export interface AllSnapshots {
-  snapshots: OneSnapshot[];
+  snapshots: Snapshot[];
 }
 
 export interface AllWorkspaces {
@@ -915,7 +915,7 @@ export interface ImageInfo {
   usedBy: string[];
 }
 
-export interface OneSnapshot {
+export interface Snapshot {
   id: string;
   name: string | null;
   /** The snapshot that its session was created from. */
@@ -1811,7 +1811,6 @@ export interface Types {
   NetworkUsage: NetworkUsage;
   NotKept: NotKept;
   Ok: Ok;
-  OneSnapshot: OneSnapshot;
   OutputPage: OutputPage;
   Preview: Preview;
   PreviewBody: PreviewBody;
@@ -1854,6 +1853,7 @@ export interface Types {
   ShortEntry: ShortEntry;
   ShortList: ShortList;
   SignalBody: SignalBody;
+  Snapshot: Snapshot;
   SnapshotBody: SnapshotBody;
   SourceBody: SourceBody;
   StageBody: StageBody;
@@ -1891,7 +1891,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   AcceptedRun: { usage: "RunUsage" },
   AgentList: { agents: "Definition" },
   AllImages: { images: "ImageInfo" },
-  AllSnapshots: { snapshots: "OneSnapshot" },
+  AllSnapshots: { snapshots: "Snapshot" },
   AllWorkspaces: { workspaces: "Workspace" },
   AuditVerification: { flaw: "AuditFlawInfo" },
   BackendLine: { features: "FeaturesLine", unenforced: "UnenforcedLimit" },
@@ -1913,7 +1913,6 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   ImageInfo: { layers: "Layer" },
   KeyBody: { quota: "Quota" },
   KeyList: { keys: "ApiKey" },
-  OneSnapshot: { not_kept: "NotKept" },
   OutputPage: { chunks: "Chunk", network: "ExecNetwork", usage: "ExecUsage", why: "Why" },
   Ready: { degraded: "Degraded" },
   RecordingList: { recordings: "RecordingEntry" },
@@ -1928,6 +1927,7 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   SessionUsage: { commands: "RunningCommand" },
   Settings: { settings: "Setting" },
   ShortList: { entries: "ShortEntry" },
+  Snapshot: { not_kept: "NotKept" },
   Stats: { disk: "Disk", network: "NetworkUsage" },
   StreamBody: { pty: "PtyBody" },
   TierLine: { warnings: "RequirementLine" },

@@ -189,12 +189,10 @@ class Snapshots:
                 # From here on a failure leaves something to remove.
                 stack.push_async_callback(self._clear, snapshot_id)
                 inside = await self._inside(handle, cell)
-                began = self._clock.boottime()
-                files = await finish(
+                files, frozen_s = await finish(
                     self._cut(cell, path, stop, paused=record.state is State.PAUSED),
                     hurry=stop.set,
                 )
-                frozen_ms = (self._clock.boottime() - began) * 1000
             if not files.tmp:
                 paths = (*inside.not_kept.paths, TMP)
                 inside = replace(inside, not_kept=replace(inside.not_kept, paths=paths))
@@ -218,7 +216,7 @@ class Snapshots:
                 pip_packages=record.pip_packages or (),
                 npm_packages=record.npm_packages or (),
                 shells=inside.shells,
-                frozen_ms=round(frozen_ms, 3),
+                frozen_ms=round(frozen_s * 1000, 3),
                 not_kept=inside.not_kept,
             )
             return await self.port.complete(stored, stop)
@@ -260,17 +258,20 @@ class Snapshots:
 
     async def _cut(
         self, cell: _Copies, path: str, stop: threading.Event, *, paused: bool
-    ) -> CopiedFiles:
+    ) -> tuple[CopiedFiles, float]:
+        """Return the copy, and for how many seconds the sandbox was stopped."""
+        began = self._clock.boottime()
         try:
             await cell.pause()
             files = await cell.copy_files(path, stop)
         finally:
             if not paused:
                 await cell.resume()
+        frozen_s = self._clock.boottime() - began
         if files.method == "reflink":
             # A shared block is written to another place, and that was promised to be there.
             await cell.reserve_files()
-        return files
+        return files, frozen_s
 
     async def _inside(self, handle: Handle, cell: _Copies) -> _Inside:
         if handle.record.state is not State.PAUSED:
