@@ -307,6 +307,7 @@ async def test_a_request_that_contradicts_is_refused_before_anything_is_made(sit
         ({"profile": "dev"}, "profile"),
         ({"workspace_id": "mine"}, "workspace_id"),
         ({"limits": {"workspace_mb": 63}}, "workspace_mb"),
+        ({"limits": {"tmp_mb": 63}}, "tmp_mb"),
     ):
         with pytest.raises(Conflict) as raised:
             await site.create(snapshot="base", **options)
@@ -331,7 +332,7 @@ async def test_the_ceilings_of_now_apply(site):
     strict = site.open(Policy(disk=DISK, ceiling={"mem_limit_mb": 128}))
     with pytest.raises(PolicyDenied):
         await site.create(strict, snapshot="base")
-    small = await site.create(strict, snapshot="base", limits={"mem_limit_mb": 100})
+    small = await site.create(strict, snapshot="base", limits={"memory_mb": 100})
     assert (await strict.get(small)).limits.memory_bytes == 100 * MIB
     await strict.aclose()
 
@@ -488,7 +489,12 @@ async def test_a_snapshot_that_cannot_be_read_is_named_and_can_be_removed(site):
     meta.write_text(json.dumps({"id": snapshot.id}))
     with pytest.raises(SnapshotDamaged):
         await site.engine.snapshots.get(snapshot.id)
+    for act in (site.engine.snapshots.get, site.engine.snapshots.remove):
+        with pytest.raises(SnapshotNotFound):
+            await act(snapshot.id, tenant="other")
     assert await site.engine.snapshots.list() == []
+    await site.engine.snapshots.remove(snapshot.id)
+    assert site.left() == []
 
 
 async def test_a_backend_without_copies_refuses_by_name(site, monkeypatch):

@@ -535,7 +535,8 @@ class Engine:
     async def _begin_recovery(self) -> None:
         await self._pool.start(self._sites)
         # First: a sandbox that was being copied is stopped, and does not answer.
-        await self.snapshots.tidy()
+        with suppress(SandkastenError):
+            await self.snapshots.tidy()
         await self._recovery.begin()
         self._watch.start()
         self._pool.refill()

@@ -17,6 +17,7 @@ from sandkasten.errors import (
     Busy,
     Conflict,
     SandkastenError,
+    SnapshotDamaged,
     SnapshotNotFound,
     UnsupportedByBackend,
 )
@@ -27,6 +28,7 @@ from sandkasten.model.environment import checked_labels
 from sandkasten.model.ids import is_look_id, new_snapshot_id, sandbox_id
 from sandkasten.model.sandbox.cell_spec import TMP
 from sandkasten.model.sandbox.lifecycle import State
+from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX
 from sandkasten.model.sandbox.snapshot import (
     BegunSnapshot,
     KeptShell,
@@ -130,7 +132,13 @@ class Snapshots:
 
     async def find(self, text: str, tenant: str) -> StoredSnapshot:
         if is_snapshot_id(text):
-            stored = await self.port.get(text)
+            try:
+                stored = await self.port.get(text)
+            except SnapshotDamaged:
+                # Only the operator's: it is not known whose it is.
+                if tenant == DEFAULT_TENANT:
+                    raise
+                raise unknown_snapshot(text) from None
             if stored.tenant != tenant:
                 raise unknown_snapshot(text)
             return stored
@@ -146,13 +154,16 @@ class Snapshots:
     async def remove(self, text: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """Remove a snapshot and its files; sandboxes that were created from it keep theirs."""
         with self._in_flight.within(new=False):
-            stored = await self.find(text, tenant)
-            await self._remove(stored)
+            try:
+                await self._remove((await self.find(text, tenant)).id)
+            except SnapshotDamaged:
+                await self._remove(text)
 
-    async def _remove(self, stored: StoredSnapshot) -> None:
-        async with self._lock(stored.id):
-            await self.port.remove(stored.id)
-        self._emit("snapshot.removed", stored)
+    async def _remove(self, snapshot_id: str) -> None:
+        async with self._lock(snapshot_id):
+            await self.port.remove(snapshot_id)
+        if self._events is not None:
+            self._events.emit("snapshot.removed", {"snapshot": snapshot_id})
 
     async def create(
         self, text: str, request: SnapshotRequest, quota: TenantQuota | None = None
@@ -167,8 +178,11 @@ class Snapshots:
             if request.keep_last is not None:
                 for old in superseded(stored, request.keep_last, await self.port.all()):
                     with suppress(SnapshotNotFound):
-                        await self._remove(old)
-        self._emit("snapshot.created", stored)
+                        await self._remove(old.id)
+        if self._events is not None:
+            about = {"snapshot": stored.id, "sandbox": stored.sandbox_id}
+            numbers = {"bytes": stored.size_bytes, "frozen_ms": stored.frozen_ms}
+            self._events.emit("snapshot.created", {**about, **numbers})
         return stored.public()
 
     async def _created(
@@ -326,7 +340,9 @@ class Snapshots:
                     for process in processes.processes
                 ),
                 shells=tuple(shell.name for shell in shells if shell.name not in kept),
-                mounts=tuple(mount.name for mount in record.mounts if ":" not in mount.name),
+                mounts=tuple(
+                    mount.name for mount in record.mounts if not mount.name.startswith(MOUNT_PREFIX)
+                ),
             ),
         )
 
@@ -360,7 +376,7 @@ class Snapshots:
             for stored in await self._port.all():
                 if stored.created_at < before:
                     with suppress(SnapshotNotFound, Busy):
-                        await self._remove(stored)
+                        await self._remove(stored.id)
 
     async def _abandoned(self, begun: BegunSnapshot) -> None:
         if begun.sandbox_id:
@@ -387,18 +403,6 @@ class Snapshots:
     async def _lock(self, snapshot_id: str) -> AsyncIterator[None]:
         async with self._store.lock("snapshot:" + snapshot_id, wait_s=_LOCK_WAIT_S):
             yield
-
-    def _emit(self, event: str, stored: StoredSnapshot) -> None:
-        if self._events is not None:
-            self._events.emit(
-                event,
-                {
-                    "snapshot": stored.id,
-                    "sandbox": stored.sandbox_id,
-                    "bytes": stored.size_bytes,
-                    "frozen_ms": stored.frozen_ms,
-                },
-            )
 
 
 class _Copies(CopiesFiles, Pausable):

@@ -17,7 +17,12 @@ from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.field_patterns import SNAPSHOT_ID, WORKSPACE_NAME, form
 from sandkasten.model.json_codec import Public, Timestamp
 from sandkasten.model.sandbox.cell_spec import CopiedFiles  # noqa: TC001
-from sandkasten.model.sandbox.limit_names import public_limits, read_public_limits
+from sandkasten.model.sandbox.limit_names import (
+    LIMIT_NAMES,
+    limit_field,
+    public_limits,
+    read_public_limits,
+)
 from sandkasten.model.sandbox.limits import MIB, Limits
 from sandkasten.model.sandbox.sandbox_options import LABELS, described
 from sandkasten.model.spelling import shown
@@ -274,15 +279,18 @@ def completed_options(options: SandboxOptions, stored: StoredSnapshot) -> Sandbo
         raise _contradicts(
             stored, "profile", f"it has profile {stored.profile}", "leave profile out"
         )
-    limits = {**public_limits(stored.limits), **options.limits}
-    has_mb = stored.limits.workspace_bytes / MIB
-    if isinstance(limits["workspace_mb"], int | float) and limits["workspace_mb"] < has_mb:
-        raise _contradicts(
-            stored,
-            "workspace_mb",
-            f"its workspace has {has_mb:g} MB",
-            "leave workspace_mb out, or ask for more",
-        )
+    # A limit has several names.
+    requested = {limit_field(name) for name in options.limits if name in LIMIT_NAMES}
+    has = public_limits(stored.limits).items()
+    limits = {name: value for name, value in has if limit_field(name) not in requested}
+    limits |= options.limits
+    for name, size in (
+        ("workspace_mb", stored.limits.workspace_bytes),
+        ("tmp_mb", stored.limits.tmp_bytes),
+    ):
+        if isinstance(limits[name], int | float) and limits[name] < size / MIB:
+            why, hint = f"it has {size / MIB:g} MB", f"leave {name} out, or ask for more"
+            raise _contradicts(stored, name, why, hint)
     named = options.backend is not None or options.isolation is not None
     return replace(
         options,
