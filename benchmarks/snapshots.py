@@ -53,11 +53,15 @@ def ours(data_dir: str, filled_mb: int) -> dict[str, float]:
                 ("create from it", {"snapshot": snapshot.id}),
                 ("ordinary create", {"image": "host"}),
             ):
-                made: list[Sandbox] = []
+                boxes: list[Sandbox] = []
                 took.setdefault(name, []).append(
-                    ms(lambda made=made, options=options: made.append(Sandbox(**options, **where)))
+                    ms(
+                        lambda boxes=boxes, options=options: boxes.append(
+                            Sandbox(**options, **where)
+                        )
+                    )
                 )
-                made[0].close()
+                boxes[0].close()
             snapshots.delete(snapshot.id)
             method = snapshot.method
     print(f"{filled_mb + 10} MB in the workspace, method {method}")
