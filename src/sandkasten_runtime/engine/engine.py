@@ -24,6 +24,8 @@ from sandkasten.model.commands.exec_values import (
 from sandkasten.model.sandbox.readiness import Readiness, Tier, with_requirements
 from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,
+    Forked,
+    ForkRequest,
     Info,
     Process,
     Recovered,
@@ -41,6 +43,7 @@ from sandkasten_runtime.engine.drain import Drain
 from sandkasten_runtime.engine.handles import Handles
 from sandkasten_runtime.engine.lifecycle.admission import Admission
 from sandkasten_runtime.engine.lifecycle.end_watch import EndWatch
+from sandkasten_runtime.engine.lifecycle.forks import Forks
 from sandkasten_runtime.engine.lifecycle.pause import PauseControl
 from sandkasten_runtime.engine.lifecycle.planner import Planner
 from sandkasten_runtime.engine.lifecycle.reaper import Reaper
@@ -277,6 +280,9 @@ class Engine:
         if interpreters is not None:
             self._pool.interpreters = HeldInterpreters(self._handles, interpreters, events)
         self._sites = PackageSandboxes(planner, self._sandboxes, self._execution, self.files, store)
+        self._forks = Forks(
+            self.snapshots, self._sandboxes, self._sites, policy, self.trail, events
+        )
         shared = (self._execution, self.files, self._sites, events, tracing, stored_files)
         self._oneshot = OneShot(planner, self._sandboxes, *shared)
         self.preflight = Preflight(planner, self._sandboxes, self._oneshot, self._sites)
@@ -303,6 +309,15 @@ class Engine:
         """
         with self._in_flight.within(), self.trail.deciding("session.create", request.tenant):
             return await self._sandboxes.create(request, quota, sites=self._sites, terms=terms)
+
+    async def fork(
+        self, sandbox_id: str, request: ForkRequest, quota: TenantQuota | None = None
+    ) -> Forked:
+        """Create copies of a living sandbox, all from one moment. The failure of one is its
+        result.
+        """
+        with self._in_flight.within():
+            return await self._forks.fork(sandbox_id, request, quota)
 
     async def update(
         self, sandbox_id: str, request: UpdateRequest, quota: TenantQuota | None = None

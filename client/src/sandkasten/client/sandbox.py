@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
@@ -26,6 +27,7 @@ from sandkasten.model.request_spellings import command_of, exec_request, sandbox
 from sandkasten.model.sandbox.sandbox_options import SessionKeywords
 from sandkasten.model.sandbox.sandbox_values import (
     CreateRequest,
+    ForkRequest,
     Info,
     Process,
     Stats,
@@ -261,6 +263,41 @@ class AsyncSandbox(SandboxFiles):
         """
         request = SnapshotRequest(name, labels, keep_last)
         return await (await self.transport()).snapshots.create(self.id, request)
+
+    async def fork(
+        self,
+        count: int = 1,
+        *,
+        ttl_seconds: float | None = None,
+        idle_timeout_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        network: str | Mapping[str, Any] | None = None,
+    ) -> builtins.list[AsyncSandbox | SandkastenError]:
+        """Create copies of it, all from one moment; it is stopped once and runs on.
+
+        Each has its own id, and what a snapshot keeps. Times, labels and network are those of this
+        sandbox where the arguments name nothing; `labels` are added. The list has an error in place
+        of each copy that could not be created.
+        """
+        request = ForkRequest(
+            count=count,
+            ttl_seconds=ttl_seconds,
+            idle_timeout_seconds=idle_timeout_seconds,
+            lifetime_seconds=lifetime_seconds,
+            labels=labels,
+            network=network,
+        )
+        forked = await (await self.transport()).fork(self.id, request)
+        return [
+            result if isinstance(result, SandkastenError) else self._copy(result)
+            for result in forked.results
+        ]
+
+    def _copy(self, info: Info) -> AsyncSandbox:
+        box = copy(self)
+        box._id, box._info, box._destroy_on_exit = info.id, info, True
+        return box
 
     async def reclaim(self) -> int:
         """Return unused memory (page cache) to the host; returns how many bytes."""

@@ -190,6 +190,12 @@ class SnapshotStore(Protocol):
         """
         ...
 
+    async def check(self, stored: StoredSnapshot, stop: Event) -> None:
+        """Check the files of a snapshot that is being made, so that a sandbox can be created from
+        them. Raise SnapshotDamaged.
+        """
+        ...
+
     async def complete(self, stored: StoredSnapshot, stop: Event) -> StoredSnapshot:
         """Check the files, and give the snapshot its id: from now on it exists. Return it with its
         size. Raise SnapshotDamaged.

@@ -696,6 +696,50 @@ export interface FileList {
   next: string | null;
 }
 
+export interface ForkBodyNetworkLimits {
+  connections?: number | null | undefined;
+  bytesIn?: number | null | undefined;
+  bytesOut?: number | null | undefined;
+  bandwidthBps?: number | null | undefined;
+  namesPerMinute?: number | null | undefined;
+  idleSeconds?: number | null | undefined;
+}
+
+export interface ForkBodyNetwork {
+  allow?: readonly string[] | undefined;
+  deny?: readonly string[] | undefined;
+  secrets?: readonly string[] | undefined;
+  inspect?: boolean | undefined;
+  dryRun?: boolean | undefined;
+  limits?: ForkBodyNetworkLimits | null | undefined;
+}
+
+export interface ForkBody {
+  /** How many. */
+  count?: number | undefined;
+  /** Without activity; the smaller of this and `idleTimeoutSeconds` counts. */
+  ttlSeconds?: number | null | undefined;
+  idleTimeoutSeconds?: number | null | undefined;
+  /** Counted from the creation of the copy. */
+  lifetimeSeconds?: number | null | undefined;
+  /** Added to those of the source. */
+  labels?: Record<string, string> | null | undefined;
+  /** Replaces the rules; as in a create request. */
+  network?: string | ForkBodyNetwork | null | undefined;
+}
+
+/** One of the two is null. */
+export interface ForkResult {
+  session: SessionInfo | null;
+  error: ErrorBody | null;
+}
+
+export interface Forked {
+  /** One for each copy that was requested. */
+  results: ForkResult[];
+  notKept: NotKept;
+}
+
 export interface Health {
   status: string;
   version: string;
@@ -1793,6 +1837,11 @@ export interface Types {
   FileContent: FileContent;
   FileEntry: FileEntry;
   FileList: FileList;
+  ForkBody: ForkBody;
+  ForkBodyNetwork: ForkBodyNetwork;
+  ForkBodyNetworkLimits: ForkBodyNetworkLimits;
+  ForkResult: ForkResult;
+  Forked: Forked;
   Health: Health;
   Identity: Identity;
   ImageInfo: ImageInfo;
@@ -1910,6 +1959,10 @@ export const HELD: Readonly<Record<string, Readonly<Record<string, string>>>> = 
   ExecPast: { network: "ExecNetwork", usage: "ExecUsage", why: "Why" },
   ExecuteBody: { session: "RunSession" },
   FileList: { files: "StoredFile" },
+  ForkBody: { network: "ForkBodyNetwork" },
+  ForkBodyNetwork: { limits: "ForkBodyNetworkLimits" },
+  ForkResult: { error: "ErrorBody", session: "SessionInfo" },
+  Forked: { not_kept: "NotKept", results: "ForkResult" },
   ImageInfo: { layers: "Layer" },
   KeyBody: { quota: "Quota" },
   KeyList: { keys: "ApiKey" },

@@ -236,7 +236,18 @@ _SECTIONS: Final[Mapping[str, Mapping[str, Add]]] = {
         "kill": _own("kill"),
         **{
             name: _of_one(name)
-            for name in ("ls", "ps", "stats", "top", "inspect", "update", "pause", "resume", "rm")
+            for name in (
+                "ls",
+                "ps",
+                "stats",
+                "top",
+                "inspect",
+                "update",
+                "pause",
+                "resume",
+                "fork",
+                "rm",
+            )  # fmt: skip
         },
         **_module("access.replay", "replay"),
     },

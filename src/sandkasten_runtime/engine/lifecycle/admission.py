@@ -205,7 +205,7 @@ def new_record(
         acquired=acquired,
         acquire_detail=detail,
         pool_kind=pool_kind,
-        snapshot=None if plan.origin is None else plan.origin.id,
+        snapshot=plan.snapshot,
         mounts=plan.mounts,
         place=plan.spec.place,
         network=plan.spec.network.public(),

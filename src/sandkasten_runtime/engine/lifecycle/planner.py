@@ -113,6 +113,8 @@ class SandboxPlan:
     key_id: str | None = None
     packages: Packages = Packages()
     origin: StoredSnapshot | None = None
+    snapshot: str | None = None
+    """Its id, for the row; of a fork, that of the snapshot that the source was created from."""
     runtime: str | None = None
     """The runtime of a one-shot, for which the warm pool may have started an interpreter."""
 
@@ -270,6 +272,7 @@ class Planner:
             key_id=request.key_id,
             packages=packages,
             origin=origin,
+            snapshot=options.snapshot,
         )
 
     async def _image_of(self, origin: StoredSnapshot, backend: Backend, name: str) -> Image:
@@ -622,7 +625,7 @@ def _shape(plan: SandboxPlan, record: Record) -> SessionShape:
         labels=plan.labels,
         workspace_id=None if plan.workspace is None else plain_name(plan.workspace.name),
         workspace_mode=_mode(shared=plan.workspace is not None and plan.workspace.shared),
-        snapshot=None if plan.origin is None else plan.origin.id,
+        snapshot=plan.snapshot,
         mounts=_host_mounts(plan.mounts),
         pip_packages=plan.packages.pip,
         npm_packages=plan.packages.npm,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -174,7 +174,11 @@ class Snapshots:
         name = checked_snapshot_name(request.name)
         labels = None if request.labels is None else checked_labels(request.labels)
         with self._in_flight.within():
-            stored = await self._created(sandbox_id(text), name, labels, quota)
+            async with self._taken(sandbox_id(text), quota) as (_, taken):
+                own = {**taken.labels, **(labels or {})}
+                stored = await self.port.complete(
+                    replace(taken, name=name, labels=own), threading.Event()
+                )
             if request.keep_last is not None:
                 for old in superseded(stored, request.keep_last, await self.port.all()):
                     with suppress(SnapshotNotFound):
@@ -185,20 +189,31 @@ class Snapshots:
             self._events.emit("snapshot.created", {**about, **numbers})
         return stored.public()
 
-    async def _created(
-        self,
-        the_id: str,
-        name: str | None,
-        labels: Mapping[str, str] | None,
-        quota: TenantQuota | None,
-    ) -> StoredSnapshot:
+    @asynccontextmanager
+    async def cut(self, text: str) -> AsyncIterator[tuple[Record, StoredSnapshot]]:
+        """Yield the row of a sandbox and a snapshot of it, from which others can be created during
+        the block. It is in no list, counts for no tenant, and is removed after the block; if this
+        process dies, `tidy` of another one removes it.
+        """
+        async with self._taken(sandbox_id(text), None, counts=False) as (record, stored):
+            await self.port.check(stored, threading.Event())
+            yield record, stored
+
+    @asynccontextmanager
+    async def _taken(
+        self, the_id: str, quota: TenantQuota | None, *, counts: bool = True
+    ) -> AsyncIterator[tuple[Record, StoredSnapshot]]:
+        """Yield the row of a sandbox and its files as they are now. What the block does not
+        complete is removed after it.
+        """
         snapshot_id, stop = new_snapshot_id(), threading.Event()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._lock(snapshot_id))
             async with self._held(the_id) as handle:
                 record, cell = handle.record, _copies(handle.cell, handle.record)
                 size = await cell.flush_files()
-                begun = BegunSnapshot(snapshot_id, record.id, record.tenant, size)
+                owner = record.tenant if counts else None
+                begun = BegunSnapshot(snapshot_id, record.id, owner, size)
                 path = await self._begun(begun, quota)
                 # From here on a failure leaves something to remove.
                 stack.push_async_callback(self._clear, snapshot_id)
@@ -220,12 +235,11 @@ class Snapshots:
                 profile=record.profile,
                 files=files,
                 tenant=record.tenant,
-                name=name,
                 parent=record.snapshot,
                 hostname=record.hostname,
                 limits=record.limits,
                 network=record.network,
-                labels={**record.labels, **(labels or {})},
+                labels=record.labels,
                 env=inside.env,
                 pip_packages=record.pip_packages or (),
                 npm_packages=record.npm_packages or (),
@@ -233,7 +247,7 @@ class Snapshots:
                 frozen_ms=round(frozen_s * 1000, 3),
                 not_kept=inside.not_kept,
             )
-            return await self.port.complete(stored, stop)
+            yield record, stored
 
     @asynccontextmanager
     async def _held(self, the_id: str) -> AsyncIterator[Handle]:
@@ -260,9 +274,10 @@ class Snapshots:
 
     async def _begun(self, begun: BegunSnapshot, quota: TenantQuota | None) -> str:
         """Make the directory of a snapshot, within the quotas; the next one counts it."""
-        need = Need(disk_bytes=begun.size_bytes)
         async with (
-            self._quotas.admitted(begun.tenant, quota, need),
+            nullcontext()
+            if begun.tenant is None
+            else self._quotas.admitted(begun.tenant, quota, Need(disk_bytes=begun.size_bytes)),
             self._store.lock("snapshots", wait_s=_LOCK_WAIT_S),
         ):
             there: list[StoredSnapshot | BegunSnapshot] = [*await self.port.all()]
@@ -349,7 +364,7 @@ class Snapshots:
     async def applied(self, request: CreateRequest) -> CreateRequest:
         """Return a request with what its snapshot has where it names nothing."""
         text = request.options.snapshot
-        if text is None:
+        if text is None or request.origin is not None:
             return request
         stored = await self.find(text, request.tenant)
         named = request.options.env

@@ -14,6 +14,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sandkasten.disk.atomic_file import sync_directory, write_file
@@ -33,7 +34,6 @@ from sandkasten_runtime.linux.storage import ext4, tree_copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
     from threading import Event
 
     from sandkasten.model.sandbox.workspace import DiskRules
@@ -63,6 +63,9 @@ class SnapshotDirectory:
 
     async def begin(self, begun: BegunSnapshot) -> str:
         return await finish(in_thread(self._begin, begun))
+
+    async def check(self, stored: StoredSnapshot, stop: Event) -> None:
+        await finish(in_thread(self._check, stored, stop), hurry=stop.set)
 
     async def complete(self, stored: StoredSnapshot, stop: Event) -> StoredSnapshot:
         return await finish(in_thread(self._complete, stored, stop), hurry=stop.set)
@@ -126,16 +129,20 @@ class SnapshotDirectory:
             write_file(half / _BEGUN, json.dumps(to_json(begun)).encode(), durable=False)
         return os.fspath(half)
 
-    def _complete(self, stored: StoredSnapshot, stop: Event) -> StoredSnapshot:
-        half = self._root / (_MAKING + stored.id)
+    def _check(self, stored: StoredSnapshot, stop: Event) -> None:
         with translated("make a snapshot", BackendUnavailable):
-            size = 0
             for volume in stored.files.volumes:
                 try:
                     # Files that were deleted and open were still in it, and it was mounted.
-                    ext4.check(half / volume.name, stop)
+                    ext4.check(Path(stored.files.path, volume.name), stop)
                 except WorkspaceDamaged as exc:
                     raise _damaged(stored.id, exc.message) from exc
+
+    def _complete(self, stored: StoredSnapshot, stop: Event) -> StoredSnapshot:
+        self._check(stored, stop)
+        half = self._root / (_MAKING + stored.id)
+        with translated("make a snapshot", BackendUnavailable):
+            size = 0
             for entry in os.scandir(half):
                 size += entry.stat(follow_symlinks=False).st_blocks * 512
                 _sync(entry.path)

@@ -16,9 +16,11 @@ from sandkasten.client.contexts import Contexts
 from sandkasten.client.images import AsyncImages
 from sandkasten.client.process import AsyncExecStream, AsyncProcess, AsyncTerminal, AsyncWatch
 from sandkasten.client.sandbox import AsyncSandbox
+from sandkasten.errors import SandkastenError
 
 if TYPE_CHECKING:
     import builtins
+    from collections.abc import Mapping
     from os import PathLike
     from types import TracebackType
 
@@ -206,18 +208,15 @@ class Sandbox:
         api_key: str | None = None,
     ) -> Self:
         """Return an existing sandbox. A `with` block destroys it only with `destroy_on_exit`."""
-        box = cls.__new__(cls)
-        box._twin = loop_thread.run(
-            AsyncSandbox.attach(
-                id,
-                destroy_on_exit=destroy_on_exit,
-                data_dir=data_dir,
-                backend=backend,
-                url=url,
-                api_key=api_key,
-            )
+        attaching = AsyncSandbox.attach(
+            id,
+            destroy_on_exit=destroy_on_exit,
+            data_dir=data_dir,
+            backend=backend,
+            url=url,
+            api_key=api_key,
         )
-        return box
+        return cls._of(loop_thread.run(attaching))
 
     @classmethod
     @arguments_of(AsyncSandbox.list)
@@ -253,6 +252,44 @@ class Sandbox:
     pause = waiting(AsyncSandbox.pause)
     resume = waiting(AsyncSandbox.resume)
     snapshot = waiting(AsyncSandbox.snapshot)
+
+    def fork(
+        self,
+        count: int = 1,
+        *,
+        ttl_seconds: float | None = None,
+        idle_timeout_seconds: float | None = None,
+        lifetime_seconds: float | None = None,
+        labels: Mapping[str, str] | None = None,
+        network: str | Mapping[str, Any] | None = None,
+    ) -> builtins.list[Sandbox | SandkastenError]:
+        """Create copies of it, all from one moment; it is stopped once and runs on.
+
+        Each has its own id, and what a snapshot keeps. Times, labels and network are those of this
+        sandbox where the arguments name nothing; `labels` are added. The list has an error in place
+        of each copy that could not be created.
+        """
+        results = loop_thread.run(
+            self._twin.fork(
+                count,
+                ttl_seconds=ttl_seconds,
+                idle_timeout_seconds=idle_timeout_seconds,
+                lifetime_seconds=lifetime_seconds,
+                labels=labels,
+                network=network,
+            )
+        )
+        return [
+            result if isinstance(result, SandkastenError) else self._of(result)
+            for result in results
+        ]
+
+    @classmethod
+    def _of(cls, twin: AsyncSandbox) -> Self:
+        box = cls.__new__(cls)
+        box._twin = twin
+        return box
+
     reclaim = waiting(AsyncSandbox.reclaim)
     network = waiting(AsyncSandbox.network)
     network_log = waiting(AsyncSandbox.network_log)

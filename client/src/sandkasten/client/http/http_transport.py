@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.oneshot_values import RunRequest, RunResult
     from sandkasten.model.sandbox.sandbox_values import (
         CreateRequest,
+        Forked,
+        ForkRequest,
         Info,
         Process,
         Stats,
@@ -121,6 +123,25 @@ class HttpTransport:
             answer_s=CREATE_S,
         )
         return session_json.info_of(await self.connection.ask(order))
+
+    async def fork(self, sandbox_id: str, request: ForkRequest) -> Forked:
+        """Create copies. A caller that is cancelled leaves none whose id it does not know."""
+        forking = asyncio.ensure_future(self._fork(sandbox_id, request))
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            await settle(forking)
+            if not forking.cancelled() and forking.exception() is None:
+                for result in forking.result().results:
+                    if not isinstance(result, SandkastenError):
+                        with suppress(SandkastenError):
+                            await self.destroy(result.id)
+            raise
+
+    async def _fork(self, sandbox_id: str, request: ForkRequest) -> Forked:
+        body = session_json.fork_body(request)
+        order = HttpRequest("POST", session_path(sandbox_id, "fork"), body, answer_s=CREATE_S)
+        return session_json.forked_of(await self.connection.ask(order))
 
     async def get(self, sandbox_id: str) -> Info:
         return session_json.info_of(await self._get(session_path(sandbox_id)))

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Any
 
+from sandkasten.client.http.error_responses import body_error
 from sandkasten.client.http.json_values import (
     count,
     encoded,
     given,
     record,
+    records,
     value_of,
     values_of,
 )
@@ -23,14 +25,19 @@ from sandkasten.model.commands.exec_values import Chunk, ExecPast, ExecResult, P
 from sandkasten.model.request_spellings import bytes_of
 from sandkasten.model.sandbox.oneshot_values import RunResult, StoredKey
 from sandkasten.model.sandbox.sandbox_options import SESSION_ONLY
-from sandkasten.model.sandbox.sandbox_values import Info, Process, Stats
+from sandkasten.model.sandbox.sandbox_values import Forked, Info, Process, Stats
+from sandkasten.model.sandbox.snapshot import NotKept
 from sandkasten.model.sandbox.usage import Usage
 
 if TYPE_CHECKING:
     from sandkasten.model.commands.exec_values import ExecRequest
     from sandkasten.model.json_codec import Json
     from sandkasten.model.sandbox.oneshot_values import RunRequest
-    from sandkasten.model.sandbox.sandbox_values import CreateRequest, UpdateRequest
+    from sandkasten.model.sandbox.sandbox_values import (
+        CreateRequest,
+        ForkRequest,
+        UpdateRequest,
+    )
 
 
 # ---- asked
@@ -41,6 +48,10 @@ def create_body(request: CreateRequest) -> Json:
 
 
 def update_body(request: UpdateRequest) -> Json:
+    return _asked(request)
+
+
+def fork_body(request: ForkRequest) -> Json:
     return _asked(request)
 
 
@@ -123,6 +134,19 @@ def _file(path: str, content: object) -> object:
 
 def info_of(value: object) -> Info:
     return value_of(Info, value, "session")
+
+
+def forked_of(value: object) -> Forked:
+    answer = record(value, "fork")
+    return Forked(
+        tuple(
+            body_error(record(result["error"], "error"))
+            if result.get("error") is not None
+            else info_of(result.get("session"))
+            for result in records(answer.get("results"), "results")
+        ),
+        value_of(NotKept, answer.get("not_kept"), "not_kept"),
+    )
 
 
 def exec_result_of(value: object) -> ExecResult:

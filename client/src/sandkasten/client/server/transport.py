@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.readiness import Readiness, Tier
     from sandkasten.model.sandbox.sandbox_values import (
         CreateRequest,
+        Forked,
+        ForkRequest,
         Info,
         Process,
         Stats,
@@ -217,6 +219,7 @@ class Transport(Protocol):
     @property
     def images(self) -> Images: ...
     async def create(self, request: CreateRequest) -> Info: ...
+    async def fork(self, sandbox_id: str, request: ForkRequest) -> Forked: ...
     async def get(self, sandbox_id: str) -> Info: ...
     async def list(
         self, *, all: bool = False, all_tenants: bool = False, usage: bool = False

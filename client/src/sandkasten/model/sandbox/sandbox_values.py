@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003  (the codec reads the annotations)
 from dataclasses import field
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
+from sandkasten.errors import SandkastenError  # noqa: TC001
 from sandkasten.lazy_dataclass import dataclass
 from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.json_codec import OPEN, FileName, Public, Timestamp
@@ -24,11 +25,13 @@ from sandkasten.model.sandbox.sandbox_options import (
     SandboxOptions,
     described,
 )
-from sandkasten.model.sandbox.snapshot import StoredSnapshot  # noqa: TC001
+from sandkasten.model.sandbox.snapshot import NotKept, StoredSnapshot  # noqa: TC001
 from sandkasten.model.sandbox.usage import SessionUsage, Usage  # noqa: TC001
 
 HOST = "host"
 """The image that shows this machine's own programs."""
+MAX_FORKS: Final = 20
+"""How many copies one request may make: they start together, and each is a whole sandbox."""
 
 SandboxStatus = Literal["creating", "running", "paused", "destroying", "lost"]
 
@@ -96,6 +99,42 @@ class UpdateRequest:
     )
     key_id: str | None = None
     """The API key of the request; None for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """Copies of a living sandbox; None leaves a field as the source has it."""
+
+    count: int = field(default=1, metadata=described("How many.", ge=1, le=MAX_FORKS))
+    ttl_seconds: float | None = field(
+        default=None,
+        metadata=described(
+            "Without activity; the smaller of this and `idle_timeout_seconds` counts.", **SECONDS
+        ),
+    )
+    idle_timeout_seconds: float | None = field(default=None, metadata=SECONDS)
+    lifetime_seconds: float | None = field(
+        default=None, metadata=described("Counted from the creation of the copy.", **SECONDS)
+    )
+    labels: Mapping[str, str] | None = field(
+        default=None, metadata=described("Added to those of the source.", schema=LABELS)
+    )
+    network: str | Mapping[str, Any] | None = field(
+        default=None,
+        metadata=described("Replaces the rules; as in a create request.", schema=NETWORK),
+    )
+    key_id: str | None = None
+    """The API key of the request; None for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """What became of a fork."""
+
+    results: tuple[Info | SandkastenError, ...]
+    """The sandbox or the error of each copy that was requested."""
+    not_kept: NotKept
+    """What the source had that no copy has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,8 @@ class BegunSnapshot:
 
     id: str
     sandbox_id: str
-    tenant: str = DEFAULT_TENANT
+    tenant: str | None = DEFAULT_TENANT
+    """None: it ends with the fork that it belongs to, and counts for no tenant."""
     size_bytes: int = 0
     """What it takes at most."""
 
@@ -223,13 +224,13 @@ def unknown_snapshot(text: str) -> SnapshotNotFound:
 
 def check_room(
     rules: SnapshotRules,
-    tenant: str,
+    tenant: str | None,
     size_bytes: int,
     all_: Sequence[StoredSnapshot | BegunSnapshot],
 ) -> None:
     """Raise QuotaExceeded if one more snapshot of this size is too much."""
     count = sum(snapshot.tenant == tenant for snapshot in all_)
-    if count >= rules.max_count:
+    if tenant is not None and count >= rules.max_count:
         raise QuotaExceeded(
             f"tenant {tenant} has {count} of {rules.max_count} snapshots",
             hint="remove some (sandkasten snapshot rm), or raise snapshots.max_count",

@@ -38,7 +38,7 @@ _QUIET: Final = frozenset({"GET", "HEAD", "OPTIONS", "WS"})
 _PLACE = re.compile(r"\{([a-z_]+)(?::path)?\}\Z")
 # Requests inside a session whose effect outlives it or changes what it is.
 _INSIDE: Final = frozenset(
-    {"pause", "resume", "snapshots", "files/stage", "files/publish", "previews"}
+    {"pause", "resume", "snapshots", "fork", "files/stage", "files/publish", "previews"}
 )
 # One-shots and tools work in sandboxes, as commands do. A ticket opens a terminal or a port.
 _UNCHANGING: Final = frozenset({"run", "tools", "tickets"})

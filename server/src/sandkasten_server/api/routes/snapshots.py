@@ -1,4 +1,4 @@
-"""Snapshots of sessions, from which new sessions start."""
+"""Snapshots and forks of sessions: new sessions that start with the files of others."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from pydantic import Field
 from sandkasten.errors import (
     Conflict,
     QuotaExceeded,
+    SandkastenError,
     SnapshotDamaged,
     SnapshotNotFound,
     UnsupportedByBackend,
 )
 from sandkasten.model.json_codec import to_json
+from sandkasten.model.sandbox.sandbox_values import ForkRequest
 from sandkasten.model.sandbox.snapshot import SnapshotRequest
+from sandkasten_server.api.error_responses import body_of as error_body
 from sandkasten_server.api.request.body_models import body_of
 from sandkasten_server.api.response.json_response import answer
+from sandkasten_server.api.response.openapi_document import ErrorBody
 from sandkasten_server.api.route import Answer, Route
+from sandkasten_server.api.routes.sessions import Session, session_fields
 from sandkasten_server.api.routes.stats import BUSY
 
 if TYPE_CHECKING:
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from sandkasten_server.api.request.http_call import Call
 
 SnapshotBody = body_of("SnapshotBody", SnapshotRequest)
+ForkBody = body_of("ForkBody", ForkRequest, without=("key_id",))
 
 
 class NotKeptAnswer(Answer):
@@ -64,6 +70,18 @@ class AllSnapshots(Answer):
     snapshots: list[OneSnapshot]
 
 
+class ForkResult(Answer):
+    """One of the two is null."""
+
+    session: Session | None
+    error: ErrorBody | None
+
+
+class Forked(Answer):
+    results: list[ForkResult] = Field(description="One for each copy that was requested.")
+    not_kept: NotKeptAnswer
+
+
 class Done(Answer):
     ok: bool
 
@@ -73,6 +91,22 @@ async def create(call: Call) -> Response:
     request = SnapshotRequest(**vars(await call.body(SnapshotBody)))
     snapshot = await call.engine.snapshots.create(the_id, request, call.principal.quota)
     return answer(to_json(snapshot), 201)
+
+
+async def fork(call: Call) -> Response:
+    the_id = await call.session()
+    request = ForkRequest(**vars(await call.body(ForkBody)), key_id=call.principal.key_id)
+    # Without its response a client does not know the ids, so one that leaves ends the creation.
+    forked = await call.while_there(call.engine.fork(the_id, request, call.principal.quota))
+    results: list[dict[str, object]] = []
+    for result in forked.results:
+        if isinstance(result, SandkastenError):
+            results.append({"session": None, "error": error_body(result, call.request_id)})
+        else:
+            results.append({"session": session_fields(result), "error": None})
+    ids = [result.id for result in forked.results if not isinstance(result, SandkastenError)]
+    call.recorded["created"] = " ".join(ids)
+    return answer({"results": results, "not_kept": to_json(forked.not_kept)}, 201)
 
 
 async def listed(call: Call) -> Response:
@@ -101,6 +135,15 @@ ROUTES = (
         errors=(*BUSY, Conflict, QuotaExceeded, SnapshotDamaged, UnsupportedByBackend),
         description="All files that the session can write, as they are at one moment, with its "
         "image, limits, environment, network, labels and shells. `not_kept` is what it also had.",
+    ),
+    Route(
+        "POST", "/v1/sessions/{id}/fork", fork, "Create copies of a session", _TAG,
+        body=ForkBody, body_required=False, answer=Forked, status=201,
+        errors=(*BUSY, Conflict, QuotaExceeded, SnapshotDamaged, UnsupportedByBackend),
+        description="New sessions with its files, all from one moment, and with its image, limits, "
+        "environment, times, network, labels and shells where the request names nothing. A copy "
+        "that cannot be created has an `error` in its place and leaves the others. A client that "
+        "disconnects gets none.",
     ),
     Route(
         "GET", "/v1/snapshots", listed, "List snapshots, oldest first", _TAG,

@@ -1,4 +1,4 @@
-"""`create`, `pause`, `resume` and `rm`: the lifecycle of persistent sandboxes."""
+"""`create`, `fork`, `pause`, `resume` and `rm`: the lifecycle of persistent sandboxes."""
 
 from __future__ import annotations
 
@@ -91,6 +91,36 @@ async def resume(state: State, start: str) -> None:
         put_json(described(info))
     else:
         put(info.id)
+
+
+async def fork(state: State, start: str, count: int) -> int:
+    """Create copies of a sandbox; the failure of one does not stop the others."""
+    from sandkasten.client.server.server_pool import connect
+    from sandkasten.model.json_codec import to_json
+    from sandkasten.model.sandbox.sandbox_values import ForkRequest
+    from sandkasten_server.cli.commands.snapshots import left_out
+
+    transport = await connect(state.place)
+    forked = await transport.fork(await resolve(state, start), ForkRequest(count))
+    errors = [result for result in forked.results if isinstance(result, SandkastenError)]
+    infos = [result for result in forked.results if not isinstance(result, SandkastenError)]
+    if state.json:
+        put_json(
+            {
+                "created": [described(info) for info in infos],
+                "failed": [{"code": error.code, "message": error.message} for error in errors],
+                "not_kept": to_json(forked.not_kept),
+            }
+        )
+        return EXIT_OURS if errors else 0
+    for info in infos:
+        put(info.id)
+    missing = "; ".join(left_out(forked.not_kept))
+    if missing:
+        tell("warning", f"not kept: {missing}")
+    for error in errors:
+        report(error, as_json=False)
+    return EXIT_OURS if errors else 0
 
 
 async def remove(

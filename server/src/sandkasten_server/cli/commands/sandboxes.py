@@ -216,6 +216,18 @@ def resume(context: typer.Context, id: Id, json: Json = False) -> None:
     go(sandbox_lifecycle.resume(state_of(context, json=json), id))
 
 
+def fork(
+    context: typer.Context,
+    id: Id,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many.")] = 1,
+    json: Json = False,
+) -> None:
+    """Create copies of a sandbox, all from one moment, and print their ids. It runs on."""
+    from sandkasten_server.cli.commands import sandbox_lifecycle
+
+    raise SystemExit(go(sandbox_lifecycle.fork(state_of(context, json=json), id, count)))
+
+
 def rm(
     context: typer.Context,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID...")] = None,

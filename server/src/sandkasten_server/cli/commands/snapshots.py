@@ -100,9 +100,9 @@ async def _take(
     if state.json:
         put_json(to_json(snapshot))
         return
-    left_out = "; ".join(_left_out(snapshot.not_kept))
-    if left_out:
-        tell("warning", f"not kept: {left_out}")
+    missing = "; ".join(left_out(snapshot.not_kept))
+    if missing:
+        tell("warning", f"not kept: {missing}")
     put(snapshot.id)
 
 
@@ -160,12 +160,12 @@ async def _describe(state: State, text: str) -> None:
         ("shells", ", ".join(snapshot.shells)),
         ("environment", ", ".join(snapshot.env_names)),
         *(("label", f"{key}={value}") for key, value in snapshot.labels.items()),
-        *(("not kept", text) for text in _left_out(snapshot.not_kept)),
+        *(("not kept", text) for text in left_out(snapshot.not_kept)),
     ]
     put_table(("", ""), [(name, str(value)) for name, value in rows if value])
 
 
-def _left_out(not_kept: NotKept) -> list[str]:
+def left_out(not_kept: NotKept) -> list[str]:
     lists = {
         "command": not_kept.commands,
         "code context": not_kept.contexts,
