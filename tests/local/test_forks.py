@@ -40,6 +40,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.root]
 big_disk, site, each = test_snapshots.big_disk, test_snapshots.site, test_snapshots.each
 
 
+@pytest.mark.promise("P132")
 async def test_each_copy_has_the_files_of_one_moment_and_an_own_life(each):
     box = await each.create(env={"A": "one"}, hostname="named")
     await each.sh(box, "mkdir 'a b'; cd 'a b'; export C=2; echo home > ~/f; echo tmp > /tmp/f")
@@ -101,6 +102,7 @@ async def test_a_paused_source_is_forked_and_stays_paused(each):
     assert (copy.status, await each.sh(copy.id, "cat f")) == ("running", "kept\n")
 
 
+@pytest.mark.promise("P132")
 async def test_a_copy_that_fails_leaves_the_others_and_counts_as_any_sandbox(site):
     box = await site.create(tenant="one")
     quota = TenantQuota(max_sessions=3, max_disk_bytes=3 * 64 * MIB)
@@ -138,6 +140,7 @@ async def test_an_invalid_request_does_not_stop_the_source(site, monkeypatch, re
     assert [info.id for info in await site.engine.list()] == [box]
 
 
+@pytest.mark.promise("P132")
 async def test_what_no_client_learns_of_is_removed(site, monkeypatch):
     box = await site.create()
     create = site.engine._sandboxes.create
@@ -185,6 +188,7 @@ asyncio.run(work())
 """
 
 
+@pytest.mark.promise("P132")
 async def test_a_killed_process_leaves_nothing_that_no_row_owns(site):
     box = await site.create()
     await site.sh(box, "echo kept > f")

@@ -18,6 +18,8 @@ import {
   type HttpRequest,
   sessionPath,
 } from "./connection.js";
+import { bodyError } from "./error_bodies.js";
+import type { SandkastenError } from "./errors.js";
 import { Commands } from "./exec_requests.js";
 import { type Change, type FileOptions, type FilePath, FileTree, watch } from "./files.js";
 import { InvalidRequest, NotFound } from "./generated/error_classes.js";
@@ -25,6 +27,7 @@ import { RUNTIMES } from "./generated/model_tables.js";
 import type {
   CodeResult,
   ExecPast,
+  ForkBody,
   NetworkAttempt,
   NetworkStatus,
   PreviewBody,
@@ -119,6 +122,26 @@ export class Session extends FileTree implements AsyncDisposable {
     return decoded(
       "Snapshot",
       await this.order("POST", "snapshots", { json, answerMs: null }, options),
+    );
+  }
+
+  /**
+   * Create copies of it, all from one moment; it is stopped once and runs on.
+   *
+   * The array has an error in place of each copy that could not be created. Times, labels and
+   * network are those of this session where the options name nothing; `labels` are added.
+   */
+  async fork(
+    count = 1,
+    options: CallOptions & Omit<ForkBody, "count"> = {},
+  ): Promise<(Session | SandkastenError)[]> {
+    const { signal, ...body } = options;
+    const json = encoded("ForkBody", { ...body, count });
+    const answer = await this.order("POST", "fork", { json, answerMs: null }, { signal });
+    return decoded("Forked", answer).results.map(({ session, error }) =>
+      session === null
+        ? bodyError({ ...error, request_id: error?.requestId })
+        : new Session(this.connection, session),
     );
   }
 

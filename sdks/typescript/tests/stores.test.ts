@@ -263,6 +263,20 @@ test("files outlive sessions in the file store", async () => {
   await assert.rejects(daemon.files.info("k/more"), sandkasten.FileNotFound);
 });
 
+test("a session is forked", async () => {
+  await using source = await daemon.createSession({ labels: { a: "1" } });
+  await source.exec("echo base > f");
+  const copies = await source.fork(2, { labels: { b: "2" } });
+  assert.equal(copies.length, 2);
+  for (const copy of copies) {
+    assert.ok(copy instanceof sandkasten.Session, String(copy));
+    await using one = copy;
+    assert.equal((await one.exec("cat f")).stdout, "base\n");
+    assert.deepEqual(one.known.labels, { a: "1", b: "2" });
+  }
+  await assert.rejects(source.fork(21), sandkasten.InvalidRequest);
+});
+
 test("workspaces, images, secrets and keys are kept by the daemon", async () => {
   assert.equal((await daemon.workspaces.create("w1", { sizeMb: 32 })).name, "w1");
   {
