@@ -56,6 +56,8 @@ WORK = {
     "POST /v1/sessions/{id}/pause",
     "POST /v1/sessions/{id}/resume",
     "POST /v1/sessions/{id}/reclaim",
+    "POST /v1/sessions/{id}/snapshots",
+    "POST /v1/sessions/{id}/fork",
     # A server inside is used, also by a page that is only open.
     "ANY /v1/sessions/{id}/ports/{port}",
     "ANY /v1/sessions/{id}/ports/{port}/{rest:path}",

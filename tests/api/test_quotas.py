@@ -152,6 +152,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row(f"POST {W}/fs/move", why=f"{LENT}; {RESERVED}", body={"source": "a", "destination": "c"}),
     Row(f"POST {W}/fs/upload", why=f"{LENT}; {RESERVED}", path=f"{W}/fs/upload?path=.", more=TAR),
     Row(f"GET {W}/fs", why=LENT),
+    *unsent("is counted: tests/local/test_snapshots.py", f"POST {S}/snapshots", f"POST {S}/fork"),
     *unsent(f"{LENT}; {LOOKS}", f"GET {W}/fs/read", f"GET {W}/fs/list", f"GET {W}/fs/stat",
             f"GET {W}/fs/download"),
     *unsent(f"{LENT}; {ENDS}", f"POST {W}/fs/delete", f"DELETE {W}/fs"),
@@ -181,6 +182,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *unsent("requires the scope secrets, and is bounded", "POST /v1/secrets"),
     *unsent(ENDS, f"DELETE {S}", "DELETE /v1/files/{key:path}", f"POST {S}/fs/delete",
             f"DELETE {S}/fs", f"DELETE {W}", "DELETE /v1/secrets/{name}",
+            "DELETE /v1/snapshots/{id}",
             f"DELETE {S}/contexts/{{cid}}", f"DELETE {S}/shells/{{name}}"),
     *unsent(
         LOOKS, "GET /v1/sessions", f"GET {S}", f"GET {S}/execs", f"GET {S}/execs/{{eid}}",
@@ -196,7 +198,7 @@ ROWS: Final[tuple[Row, ...]] = (
         "GET /v1/tools", "GET /metrics", "GET /healthz", "GET /readyz", "GET /openapi.json",
         "GET /docs", "GET /", "GET /dashboard/{name}", "GET /v1/login",
         "GET /v1/version", "GET /v1/settings", "GET /v1/doctor", "GET /v1/secrets",
-        "GET /v1/backends",
+        "GET /v1/backends", "GET /v1/snapshots", "GET /v1/snapshots/{id}",
     ),
     *(
         row

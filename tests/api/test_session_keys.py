@@ -46,6 +46,7 @@ OTHER: dict[str, tuple[Any, str]] = {
     "npm_packages": (["lodash"], "npm_packages"),
 }
 REFUSED_EARLIER = {"image", "profile", "backend", "isolation", "network", "mounts", "gpus"}
+REFUSED_EARLIER |= {"snapshot"}
 
 
 @pytest.fixture

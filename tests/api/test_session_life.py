@@ -20,6 +20,7 @@ from tests.store.memory_store import MemoryJournal
 FIELDS = {
     "id", "sandbox_id", "session_id", "session_key", "image", "backend", "status", "cwd",
     "workdir", "created", "acquire_source", "acquire_detail", "workspace_id", "workspace_shared",
+    "snapshot",
     "usage", "created_at", "created_at_unix", "expires_at", "expires_at_unix", "ended_at", "reason",
     "ttl_seconds", "idle_timeout_seconds", "lifetime_seconds", "profile", "limits", "labels",
     "env_names", "gpus", "mounts", "unenforced", "warnings", "network", "tenant",
