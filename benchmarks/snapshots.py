@@ -16,52 +16,44 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sandkasten import Sandbox, Snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+T = TypeVar("T")
 ROUNDS = 15
 CHANGE = "head -c 10M /dev/urandom > changed && sync"
 # The one that the tests use; it is not pulled.
 DOCKER_IMAGE = os.environ.get("SNAPSHOT_DOCKER_IMAGE", "busybox")
 
 
-def ms(work: Callable[[], object]) -> float:
+def timed(took: dict[str, list[float]], name: str, work: Callable[[], T]) -> T:
+    """Add the milliseconds that the work took."""
     began = time.perf_counter()
-    work()
-    return (time.perf_counter() - began) * 1000
+    result = work()
+    took.setdefault(name, []).append((time.perf_counter() - began) * 1000)
+    return result
 
 
 def ours(data_dir: str, filled_mb: int) -> dict[str, float]:
     took: dict[str, list[float]] = {}
-    where = {"data_dir": data_dir, "url": "embedded", "backend": "local"}
+    where: dict[str, Any] = {"data_dir": data_dir, "url": "embedded", "backend": "local"}
     snapshots = Snapshots(**where)
     with Sandbox(image="host", **where) as box:
         box.exec(f"head -c {filled_mb}M /dev/urandom > filled; sync", check=True)
         for _ in range(ROUNDS):
             box.exec(CHANGE, check=True)
-            kept = []
-            took.setdefault("snapshot", []).append(
-                ms(lambda kept=kept: kept.append(box.snapshot()))
-            )
-            (snapshot,) = kept
+            snapshot = timed(took, "snapshot", box.snapshot)
             took.setdefault("stopped", []).append(snapshot.frozen_ms)
-            for name, options in (
-                ("create from it", {"snapshot": snapshot.id}),
-                ("ordinary create", {"image": "host"}),
+            for name, create in (
+                ("create from it", partial(Sandbox, snapshot=snapshot.id)),
+                ("ordinary create", partial(Sandbox, image="host")),
             ):
-                boxes: list[Sandbox] = []
-                took.setdefault(name, []).append(
-                    ms(
-                        lambda boxes=boxes, options=options: boxes.append(
-                            Sandbox(**options, **where)
-                        )
-                    )
-                )
-                boxes[0].close()
+                timed(took, name, partial(create, **where)).close()
             snapshots.delete(snapshot.id)
             method = snapshot.method
     print(f"{filled_mb + 10} MB in the workspace, method {method}")
@@ -78,17 +70,11 @@ def docker(filled_mb: int) -> dict[str, float]:
         run("exec", box, "sh", "-c", f"head -c {filled_mb}000000 /dev/urandom > /filled; sync")
         for _ in range(3):
             run("exec", box, "sh", "-c", f"cd /; {CHANGE.replace('10M', '10000000')}")
-            image: list[str] = []
-            took.setdefault("docker commit", []).append(
-                ms(lambda image=image: image.append(run("commit", box).strip()))
-            )
-            copy: list[str] = []
-            words = ("run", "-d", image[0], "sleep", "100000")
-            took.setdefault("docker run", []).append(
-                ms(lambda copy=copy, words=words: copy.append(run(*words).strip()))
-            )
-            run("rm", "-f", copy[0])
-            run("rmi", image[0])
+            image = timed(took, "docker commit", partial(run, "commit", box)).strip()
+            start = partial(run, "run", "-d", image, "sleep", "100000")
+            copy = timed(took, "docker run", start).strip()
+            run("rm", "-f", copy)
+            run("rmi", image)
     finally:
         run("rm", "-f", box)
     return {name: statistics.median(values) for name, values in took.items()}

@@ -40,6 +40,7 @@ WORK = {
     "PATCH /v1/sessions/{id}",
     "DELETE /v1/sessions/{id}",
     "POST /v1/sessions",
+    "POST /v1/sessions/{id}/fork",
     "POST /v1/sessions/{id}/exec",
     "POST /v1/sessions/{id}/exec/stream",
     "POST /v1/sessions/{id}/execs/{eid}/stdin",
@@ -57,7 +58,6 @@ WORK = {
     "POST /v1/sessions/{id}/resume",
     "POST /v1/sessions/{id}/reclaim",
     "POST /v1/sessions/{id}/snapshots",
-    "POST /v1/sessions/{id}/fork",
     # A server inside is used, also by a page that is only open.
     "ANY /v1/sessions/{id}/ports/{port}",
     "ANY /v1/sessions/{id}/ports/{port}/{rest:path}",

@@ -191,6 +191,7 @@ THROUGH_OTHERS: Final = {
     "POST /v1/workflow-runs/{run_id}/resume",
     "POST /v1/tools/{name}",
     "POST /v1/sessions",
+    "POST /v1/sessions/{id}/fork",
     "POST /e2b/sandboxes",
     "POST /e2b/v2/sandboxes",
     "POST /e2b/sandboxes/{id}/fork",

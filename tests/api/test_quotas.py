@@ -152,7 +152,7 @@ ROWS: Final[tuple[Row, ...]] = (
     Row(f"POST {W}/fs/move", why=f"{LENT}; {RESERVED}", body={"source": "a", "destination": "c"}),
     Row(f"POST {W}/fs/upload", why=f"{LENT}; {RESERVED}", path=f"{W}/fs/upload?path=.", more=TAR),
     Row(f"GET {W}/fs", why=LENT),
-    *unsent("is counted: tests/local/test_snapshots.py", f"POST {S}/snapshots", f"POST {S}/fork"),
+    *unsent("is counted: tests/local/test_snapshots.py", f"POST {S}/snapshots"),
     *unsent(f"{LENT}; {LOOKS}", f"GET {W}/fs/read", f"GET {W}/fs/list", f"GET {W}/fs/stat",
             f"GET {W}/fs/download"),
     *unsent(f"{LENT}; {ENDS}", f"POST {W}/fs/delete", f"DELETE {W}/fs"),
@@ -172,6 +172,7 @@ ROWS: Final[tuple[Row, ...]] = (
         for at in ("", "/v1")
         for route, body in (("/execute", AGENT), ("/workflow-runs", FLOW))
     ),
+    *unsent("each copy is counted: tests/local/test_forks.py", f"POST {S}/fork"),
     *unsent(BEGUN, "POST /workflow-runs/{run_id}/resume", "POST /v1/workflow-runs/{run_id}/resume"),
     # ---- the rest
     *unsent(SHARED, "POST /v1/images/pull", "POST /v1/images/build", "POST /v1/images/import",

@@ -523,16 +523,7 @@ def test_completion_knows_choices(monkeypatch, process, line, words):
 # Of these values, any string is possible; a file is completed by the shell itself.
 _FREE: Final = {
     "any": {
-        *(
-            "--action",
-            "--api-key",
-            "--artifact",
-            "--basic",
-            "--build-arg",
-            "--code",
-            "--context",
-            "--count",
-        ),
+        *("--action", "--api-key", "--artifact", "--basic", "--build-arg", "--code", "--context"),
         *("--cwd", "--env", "--expires", "--file", "--gpus", "--head", "--header", "--host"),
         *(
             "--hostname",
@@ -549,7 +540,7 @@ _FREE: Final = {
         *("--pip", "--platform", "--query", "--rate", "--retain", "--revoke", "--session"),
         *("--session-key", "--shell", "--since", "--since-seq", "--size", "--speed", "--tag"),
         *("--target", "--tenant", "--timeout", "--ttl", "--type", "--url", "--user", "--var"),
-        *("--debian", "--include", "--variant", "--engine", "--engine-image"),
+        *("--count", "--debian", "--include", "--variant", "--engine", "--engine-image"),
         *("CMD", "LOCAL", "NEW", "PORT", "TASK|-", "SIZE", "TARGET"),
     },
     "file": {

@@ -13,7 +13,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -82,7 +82,8 @@ class Site:
         self.engine = self.open()
 
     def open(self, policy: Policy | None = None, **more) -> Engine:
-        runtime = {"oci": "runc", "gvisor": "runsc"}.get(self.backend)
+        runtimes: dict[str, Literal["runc", "runsc"]] = {"oci": "runc", "gvisor": "runsc"}
+        runtime = runtimes.get(self.backend)
         backend = OciBackend(self.data_dir, runtime) if runtime else LocalBackend(self.data_dir)
         return Engine(
             backends={backend.name: backend},

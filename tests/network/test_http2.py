@@ -196,7 +196,7 @@ print([status[2 * number + 1] for number in range(len(cases))])
     assert [one.event for one in box.network_log()].count("refused") == 5
 
 
-class _Service(grpc.GenericRpcHandler):
+class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Repeats what it gets in each of the four ways, with what it knows of the token."""
 
     def service(self, details: Any) -> Any:

@@ -117,7 +117,7 @@ def http_receiver() -> Iterator[Receiver]:
 
 @contextmanager
 def grpc_receiver() -> Iterator[Receiver]:
-    import grpc  # type: ignore[import-untyped]
+    import grpc
 
     seen = Receiver()
 
