@@ -162,6 +162,9 @@ impl Inspection {
     }
 }
 
+/// They define where an answer ends.
+pub(super) const FRAMING: [&str; 3] = ["content-length", "transfer-encoding", "connection"];
+
 /// Show the fields that define where an answer ends, also where they happen to be a value of few
 /// digits.
 pub(super) fn keep_framing(bytes: &[u8], shown: &mut [u8]) {
@@ -169,7 +172,7 @@ pub(super) fn keep_framing(bytes: &[u8], shown: &mut [u8]) {
     for line in bytes.split_inclusive(|&byte| byte == b'\n') {
         let name = line.split(|&byte| byte == b':').next().unwrap_or(line);
         let name = String::from_utf8_lossy(name).to_ascii_lowercase();
-        if ["content-length", "transfer-encoding", "connection"].contains(&&name[..]) {
+        if FRAMING.contains(&&name[..]) {
             shown[at..at + line.len()].copy_from_slice(line);
         }
         at += line.len();

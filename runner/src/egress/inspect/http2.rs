@@ -208,13 +208,11 @@ impl Http2 {
         };
         match Pin::new(connection).poll(&mut context()) {
             Poll::Pending => {}
-            Poll::Ready(Err(error)) if !error.is_io() && !error.is_go_away() => {
-                self.lose_to(on, &error.to_string());
-            }
             Poll::Ready(Err(error))
-                if error.is_go_away() && error.reason() != Some(Reason::NO_ERROR) =>
+                if !error.is_io()
+                    && (!error.is_go_away() || error.reason() != Some(Reason::NO_ERROR)) =>
             {
-                self.lose_to(on, &error.to_string());
+                self.lose_to(on, &reason(&error));
             }
             Poll::Ready(_) => {
                 on.lost = true;
@@ -250,7 +248,10 @@ impl Http2 {
                 },
             };
             if !trouble.is_io() && on.trouble.is_none() {
-                on.trouble = Some(format!("the client does not keep to HTTP/2: {}", trouble));
+                on.trouble = Some(format!(
+                    "the client does not keep to HTTP/2: {}",
+                    reason(&trouble)
+                ));
             }
             return on.end();
         }
@@ -321,6 +322,13 @@ impl Http2 {
 
 fn context() -> Context<'static> {
     Context::from_waker(Waker::noop())
+}
+
+/// Return why a connection ended, without what its peer sent with that: it may contain a value.
+fn reason(error: &h2::Error) -> String {
+    error
+        .reason()
+        .map_or_else(|| error.to_string(), |reason| reason.to_string())
 }
 
 #[cfg(test)]

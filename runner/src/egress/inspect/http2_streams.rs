@@ -1,6 +1,6 @@
 //! One stream of HTTP/2: a request on its way to the server, and the answer on its way to the client.
 
-use super::answer::{keep_framing, unreadable, REFUSED};
+use super::answer::{keep_framing, unreadable, FRAMING, REFUSED};
 use super::frames::Frames;
 use super::http2_wire::End;
 use super::mask::Mask;
@@ -478,6 +478,10 @@ impl Stream {
             };
             body.release();
             if let (Some(mask), Some(Some(trailers))) = (&self.mask, &mut body.end) {
+                // At the end of a body they define nothing, and `shown` would not hide a value in them.
+                for name in FRAMING {
+                    trailers.remove(name);
+                }
                 let hidden = shown(StatusCode::OK, trailers, Some(mask));
                 *trailers = hidden.unwrap_or_default();
             }
