@@ -32,7 +32,7 @@ DOCKER_IMAGE = os.environ.get("SNAPSHOT_DOCKER_IMAGE", "busybox")
 
 
 def timed(took: dict[str, list[float]], name: str, work: Callable[[], T]) -> T:
-    """Add the milliseconds that the work took."""
+    """Do the work, and add the milliseconds that it took."""
     began = time.perf_counter()
     result = work()
     took.setdefault(name, []).append((time.perf_counter() - began) * 1000)
@@ -88,16 +88,16 @@ def main() -> None:
     for filled_mb in (0, 400):
         data_dir = tempfile.mkdtemp(prefix="snapshots-", dir=below)
         try:
-            figures = ours(data_dir, filled_mb)
+            medians = ours(data_dir, filled_mb)
         finally:
             shutil.rmtree(data_dir, ignore_errors=True)
         if answers.returncode == 0:
-            figures |= docker(filled_mb)
-        for name, value in figures.items():
-            print(f"  {name:16} {value:8.1f} ms   {value / figures['ordinary create']:6.2f} ×")
-        if "docker commit" in figures:
-            both = figures["snapshot"] + figures["create from it"]
-            theirs = figures["docker commit"] + figures["docker run"]
+            medians |= docker(filled_mb)
+        for name, value in medians.items():
+            print(f"  {name:16} {value:8.1f} ms   {value / medians['ordinary create']:6.2f} ×")
+        if "docker commit" in medians:
+            both = medians["snapshot"] + medians["create from it"]
+            theirs = medians["docker commit"] + medians["docker run"]
             print(f"  commit and run take {theirs / both:.1f} × as long as snapshot and create")
 
 

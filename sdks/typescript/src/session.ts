@@ -109,9 +109,9 @@ export class Session extends FileTree implements AsyncDisposable {
   }
 
   /**
-   * Keep everything that it can write, as it is now, for `createSession({ snapshot })`; it runs on.
+   * Keep its files, as they are now, for `createSession({ snapshot })`; it runs on.
    *
-   * `keepLast` then removes all but the newest so many of this name.
+   * `keepLast: 3` then removes all but the newest three of this name.
    */
   async snapshot(
     name?: string,
@@ -128,8 +128,8 @@ export class Session extends FileTree implements AsyncDisposable {
   /**
    * Create copies of it, all from one moment; it is stopped once and runs on.
    *
-   * The array has an error in place of each copy that could not be created. Times, labels and
-   * network are those of this session where the options name nothing; `labels` are added.
+   * The array has an error in place of each copy that could not be created. Without
+   * options, times, labels and network are those of this session; `labels` are added to them.
    */
   async fork(
     count = 1,

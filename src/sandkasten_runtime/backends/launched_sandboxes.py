@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from contextlib import contextmanager
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -310,7 +309,7 @@ class LaunchedCell:
         return PausableGroup(self.id, self.layout, self.hierarchies)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _memory(cell: Path) -> Iterator[tuple[int, int]]:
     """Yield an open /tmp of a sandbox, and the id on the host that is 0 inside."""
     state, identity = read_state(cell), read_pid(cell)

@@ -70,11 +70,11 @@ class AsyncSandbox(SandboxFiles):
 
         `session_key` finds the live sandbox of that key or creates it. `workspace` names one that
         outlives the sandbox, created at first use and used by one sandbox at a time unless
-        `workspace_mode` is "shared". `snapshot` is the id or name of one that it starts from.
-        `mounts` names the operator's host mounts. `pip_packages` and
-        `npm_packages` are installed before it starts; it needs no network for them. With `url` (or
-        SANDKASTEN_URL) that daemon creates it, otherwise the daemon that serves the data directory,
-        otherwise this process; `url="embedded"` is this process in any case.
+        `workspace_mode` is "shared". `snapshot` is the id or name of the snapshot to start from.
+        `mounts` names the operator's host mounts. `pip_packages` and `npm_packages` are installed
+        before it starts; it needs no network for them. With `url` (or SANDKASTEN_URL) that daemon
+        creates it, otherwise the daemon that serves the data directory, otherwise this process;
+        `url="embedded"` is this process in any case.
         """
         check_keywords("Sandbox", SessionKeywords, options)
         self._place = place_of(data_dir, options.get("backend"), url, api_key)
@@ -255,11 +255,11 @@ class AsyncSandbox(SandboxFiles):
         labels: Mapping[str, str] | None = None,
         keep_last: int | None = None,
     ) -> Snapshot:
-        """Keep everything that it can write, as it is now, for `Sandbox(snapshot=…)`; it runs on.
+        """Keep its files, as they are now, for `Sandbox(snapshot=…)`; it runs on.
 
         The image, limits, environment, network, labels and the shells' directories and variables
-        are kept too. Processes and connections are not: `not_kept` lists them. `keep_last` then
-        removes all but the newest so many of this name.
+        are kept too. Processes and connections are not: `not_kept` lists them. `keep_last=3` then
+        removes all but the newest three of this name, or of this sandbox if it has no name.
         """
         request = SnapshotRequest(name, labels, keep_last)
         return await (await self.transport()).snapshots.create(self.id, request)
@@ -276,9 +276,9 @@ class AsyncSandbox(SandboxFiles):
     ) -> builtins.list[AsyncSandbox | SandkastenError]:
         """Create copies of it, all from one moment; it is stopped once and runs on.
 
-        Each has its own id, and what a snapshot keeps. Times, labels and network are those of this
-        sandbox where the arguments name nothing; `labels` are added. The list has an error in place
-        of each copy that could not be created.
+        Each has its own id, and what a snapshot keeps. Without arguments, times, labels and network
+        are those of this sandbox; `labels` are added to them. The list has an error in place of
+        each copy that could not be created.
         """
         request = ForkRequest(
             count=count,

@@ -42,9 +42,7 @@ class AsyncSnapshots:
         return await (await self._transport()).get(snapshot)
 
     async def delete(self, snapshot: str) -> None:
-        """Delete one by its id, or the newest of a name; sandboxes made from it keep their
-        files.
-        """
+        """Delete one by its id, or the newest of a name. Sandboxes keep files they started with."""
         await (await self._transport()).remove(snapshot)
 
     async def _transport(self) -> SnapshotsTransport:

@@ -25,8 +25,8 @@ SANDBOX_ID: Final = r"sbx_[0-9a-f]{16,64}"
 EXEC_ID: Final = r"[A-Za-z0-9_-]{1,64}"
 KEY_ID: Final = r"key_[0-9a-f]{12}"
 SESSION_KEY_PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-# Neither a path nor an option, and the same on a file system that ignores case.
 SNAPSHOT_ID: Final = r"snap_[0-9a-f]{16}"
+# Neither a path nor an option, and the same on a file system that ignores case.
 WORKSPACE_NAME: Final = r"[a-z0-9][a-z0-9._-]{0,63}"
 # An index, a vendor's own id, or a name of the Container Device Interface (nvidia.com/gpu=0).
 DEVICE_ID: Final = r"[A-Za-z0-9][A-Za-z0-9._:/=-]{0,127}"

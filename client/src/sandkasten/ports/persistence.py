@@ -214,10 +214,6 @@ class SnapshotStore(Protocol):
         """Remove a snapshot. Raise SnapshotNotFound."""
         ...
 
-    async def shares(self) -> bool:
-        """Return whether a copy shares its blocks with what it was copied from."""
-        ...
-
 
 class Journal(Protocol):
     """The daemon's records of sessions and commands.

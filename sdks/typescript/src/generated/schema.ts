@@ -324,7 +324,7 @@ export interface CreateBody {
   workspaceId?: string | null | undefined;
   /** `exclusive` (the default) or `shared`; requires a named workspace. */
   workspaceMode?: "exclusive" | "shared" | null | undefined;
-  /** Id or name of a snapshot, whose files the sandbox starts with. Its image, limits, environment, network, labels and shells count where the request names nothing. */
+  /** Id or name of the snapshot to start from. Image, limits, environment, network, labels and shells that the request does not name are those of the snapshot. */
   snapshot?: string | null | undefined;
   /** Names of the operator's `policy.mounts`, or `name/directory` below one. */
   mounts?: readonly string[] | undefined;
@@ -1499,11 +1499,11 @@ export interface SignalBody {
 }
 
 export interface SnapshotBody {
-  /** A name to find it by; several may have the same, and then the newest is meant. */
+  /** A name to find it by. Several may have one name, which then means the newest. */
   name?: string | null | undefined;
   /** Labels of the snapshot and of new sandboxes. */
   labels?: Record<string, string> | null | undefined;
-  /** Then remove all but the newest so many: those of the same name, and without a name those of the same sandbox. */
+  /** How many snapshots of this name to keep, or, without a name, how many unnamed ones of this sandbox. Older ones are removed. */
   keepLast?: number | null | undefined;
 }
 

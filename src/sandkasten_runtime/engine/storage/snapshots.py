@@ -168,8 +168,8 @@ class Snapshots:
     async def create(
         self, text: str, request: SnapshotRequest, quota: TenantQuota | None = None
     ) -> Snapshot:
-        """Keep everything that a sandbox can write, as it is at one moment. The sandbox is stopped
-        while it is copied, and continues also after a failure, which leaves nothing.
+        """Keep the files of a sandbox, as they are at one moment. The sandbox is stopped while they
+        are copied, and continues also after a failure, which leaves nothing.
         """
         name = checked_snapshot_name(request.name)
         labels = None if request.labels is None else checked_labels(request.labels)
@@ -362,7 +362,7 @@ class Snapshots:
         )
 
     async def applied(self, request: CreateRequest) -> CreateRequest:
-        """Return a request with what its snapshot has where it names nothing."""
+        """Return a request with the options of its snapshot where the request names none."""
         text = request.options.snapshot
         if text is None or request.origin is not None:
             return request
@@ -376,9 +376,7 @@ class Snapshots:
         return replace(request, options=options, origin=replace(stored, shells=shells))
 
     async def tidy(self) -> None:
-        """Remove expired snapshots, and what a crash left; a sandbox that it left stopped runs
-        on.
-        """
+        """Remove expired snapshots and what a crash left; let a sandbox that it stopped run on."""
         if self._port is None:
             return
         for begun in await self._port.begun():

@@ -36,7 +36,7 @@ def mounted_again(somewhere: int, kind: str = "ext4") -> Iterator[int]:
 
 @contextmanager
 def mounted_device(device: str, kind: str = "ext4") -> Iterator[int]:
-    """Do the same for the file system of a device."""
+    """Return a descriptor of the root of the ext4 on a device, as `mounted_again` does."""
     libc = ctypes.CDLL(None, use_errno=True)
     context = _call(libc, _FSOPEN, kind.encode(), _CLOEXEC)
     try:

@@ -22,7 +22,12 @@ from sandkasten.disk.cleanup import finish, in_thread
 from sandkasten.disk.free_space import check_free
 from sandkasten.disk.os_errors import translated
 from sandkasten.disk.tree_removal import remove_tree
-from sandkasten.errors import BackendUnavailable, SnapshotDamaged, WorkspaceDamaged
+from sandkasten.errors import (
+    BackendUnavailable,
+    SnapshotDamaged,
+    SnapshotNotFound,
+    WorkspaceDamaged,
+)
 from sandkasten.model.json_codec import from_json, to_json
 from sandkasten.model.sandbox.snapshot import (
     BegunSnapshot,
@@ -79,9 +84,6 @@ class SnapshotDirectory:
     async def remove(self, snapshot_id: str) -> None:
         await finish(in_thread(self._remove, snapshot_id))
 
-    async def shares(self) -> bool:
-        return await asyncio.to_thread(lambda: self._shares)
-
     # ---- blocking, in a thread
 
     def _entries(self) -> list[str]:
@@ -95,7 +97,7 @@ class SnapshotDirectory:
         for name in self._entries():
             if is_snapshot_id(name):
                 # Removed meanwhile, or damaged: that is reported when it is named.
-                with suppress(SnapshotDamaged, type(unknown_snapshot(""))):
+                with suppress(SnapshotDamaged, SnapshotNotFound):
                     stored.append(self._get(name))
         return sorted(stored, key=lambda snapshot: (snapshot.created_at, snapshot.id))
 
@@ -125,7 +127,8 @@ class SnapshotDirectory:
             need = 0 if self._shares else begun.size_bytes
             check_free(self._root, self._min_free + need, attempt)
             half.mkdir(mode=0o700)
-            # Durable before the sandbox is stopped: whoever finds it lets the sandbox run on.
+            # Before the sandbox is stopped: a process that finds it lets the sandbox run on.
+            # Not durable, because no sandbox outlives a crash of the machine.
             write_file(half / _BEGUN, json.dumps(to_json(begun)).encode(), durable=False)
         return os.fspath(half)
 
@@ -136,7 +139,12 @@ class SnapshotDirectory:
                     # Files that were deleted and open were still in it, and it was mounted.
                     ext4.check(Path(stored.files.path, volume.name), stop)
                 except WorkspaceDamaged as exc:
-                    raise _damaged(stored.id, exc.message) from exc
+                    raise SnapshotDamaged(
+                        f"the copy of sandbox {stored.sandbox_id} is damaged: {exc.message[:200]}",
+                        hint="its own file system may be damaged: copy its files, and create a new "
+                        "sandbox",
+                        snapshot=stored.id,
+                    ) from exc
 
     def _complete(self, stored: StoredSnapshot, stop: Event) -> StoredSnapshot:
         self._check(stored, stop)

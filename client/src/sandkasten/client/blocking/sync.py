@@ -187,11 +187,11 @@ class Sandbox:
         """Create it. `session_key` finds the live sandbox of that key or creates it.
 
         `workspace` names one that outlives the sandbox, created at first use and used by one
-        sandbox at a time unless `workspace_mode` is "shared". `snapshot` is the id or name of one
-        that it starts from. `mounts` names the operator's host
-        mounts. `pip_packages` and `npm_packages` are installed before it starts; it needs no
-        network for them. With `url` (or SANDKASTEN_URL) that daemon creates it, otherwise the
-        daemon that serves the data directory, otherwise this process.
+        sandbox at a time unless `workspace_mode` is "shared". `snapshot` is the id or name of the
+        snapshot to start from. `mounts` names the operator's host mounts. `pip_packages` and
+        `npm_packages` are installed before it starts; it needs no network for them. With `url` (or
+        SANDKASTEN_URL) that daemon creates it, otherwise the daemon that serves the data directory,
+        otherwise this process.
         """
         self._twin = AsyncSandbox(*args, **kwargs)
         loop_thread.run(self._twin.begin())
@@ -265,9 +265,9 @@ class Sandbox:
     ) -> builtins.list[Sandbox | SandkastenError]:
         """Create copies of it, all from one moment; it is stopped once and runs on.
 
-        Each has its own id, and what a snapshot keeps. Times, labels and network are those of this
-        sandbox where the arguments name nothing; `labels` are added. The list has an error in place
-        of each copy that could not be created.
+        Each has its own id, and what a snapshot keeps. Without arguments, times, labels and network
+        are those of this sandbox; `labels` are added to them. The list has an error in place of
+        each copy that could not be created.
         """
         results = loop_thread.run(
             self._twin.fork(

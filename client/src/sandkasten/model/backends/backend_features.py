@@ -52,7 +52,7 @@ class BackendFeatures:
     """Whether the user can be root inside."""
     pause: bool = False
     snapshots: bool = False
-    """Whether everything that a living sandbox can write can be kept as a snapshot."""
+    """Whether the files of a living sandbox can be kept as a snapshot."""
     resize: bool = False
     """Whether the limits of a sandbox can be changed, so that one of the warm pool serves requests
     with other limits.

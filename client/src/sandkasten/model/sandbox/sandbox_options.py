@@ -184,8 +184,8 @@ class SandboxOptions:
     snapshot: str | None = field(
         default=None,
         metadata=described(
-            "Id or name of a snapshot, whose files the sandbox starts with. Its image, limits, "
-            "environment, network, labels and shells count where the request names nothing.",
+            "Id or name of the snapshot to start from. Image, limits, environment, network, labels "
+            "and shells that the request does not name are those of the snapshot.",
             schema={"pattern": f"^(?:{SNAPSHOT_ID}|{WORKSPACE_NAME})$"},
         ),
     )

@@ -44,7 +44,7 @@ class SnapshotRules:
     max_count: int = 100
     """How many a tenant may have."""
     max_total_bytes: int = 100 * 1024 * MIB
-    """What all of them may take together, each counted in full."""
+    """How much all of them may take together, each counted in full."""
     expire_after_s: float | None = None
     """After which time one is removed; None: never."""
 
@@ -54,7 +54,7 @@ class SnapshotRequest:
     name: str | None = field(
         default=None,
         metadata=described(
-            "A name to find it by; several may have the same, and then the newest is meant.",
+            "A name to find it by. Several may have one name, which then means the newest.",
             schema={"pattern": f"^(?!snap_){WORKSPACE_NAME}$"},
         ),
     )
@@ -65,8 +65,8 @@ class SnapshotRequest:
     keep_last: int | None = field(
         default=None,
         metadata=described(
-            "Then remove all but the newest so many: those of the same name, and without a name "
-            "those of the same sandbox.",
+            "How many snapshots of this name to keep, or, without a name, how many unnamed ones of "
+            "this sandbox. Older ones are removed.",
             ge=1,
             le=10_000,
         ),
@@ -266,8 +266,8 @@ def superseded(
 
 
 def completed_options(options: SandboxOptions, stored: StoredSnapshot) -> SandboxOptions:
-    """Return the options of a request with what the snapshot has where it names nothing. Raise
-    Conflict for what contradicts the snapshot.
+    """Return the options of a request, and those of the snapshot where the request names none.
+    Raise Conflict for options that contradict the snapshot.
     """
     if options.workspace_id is not None:
         raise _contradicts(

@@ -133,17 +133,17 @@ ROUTES = (
         "POST", "/v1/sessions/{id}/snapshots", create, "Take a snapshot of a session", _TAG,
         body=SnapshotBody, body_required=False, answer=OneSnapshot, status=201,
         errors=(*BUSY, Conflict, QuotaExceeded, SnapshotDamaged, UnsupportedByBackend),
-        description="All files that the session can write, as they are at one moment, with its "
-        "image, limits, environment, network, labels and shells. `not_kept` is what it also had.",
+        description="Keeps the files of the session, as they are at one moment, with its image, "
+        "limits, environment, network, labels and shells. `not_kept` lists what is not kept.",
     ),
     Route(
         "POST", "/v1/sessions/{id}/fork", fork, "Create copies of a session", _TAG,
         body=ForkBody, body_required=False, answer=Forked, status=201,
         errors=(*BUSY, Conflict, QuotaExceeded, SnapshotDamaged, UnsupportedByBackend),
         description="New sessions with its files, all from one moment, and with its image, limits, "
-        "environment, times, network, labels and shells where the request names nothing. A copy "
-        "that cannot be created has an `error` in its place and leaves the others. A client that "
-        "disconnects gets none.",
+        "environment, times, network, labels and shells where the request names nothing. The "
+        "result of a copy that cannot be created is an `error`; the others are not affected. If "
+        "the client disconnects, all copies are removed.",
     ),
     Route(
         "GET", "/v1/snapshots", listed, "List snapshots, oldest first", _TAG,

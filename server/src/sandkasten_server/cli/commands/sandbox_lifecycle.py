@@ -98,7 +98,7 @@ async def fork(state: State, start: str, count: int) -> int:
     from sandkasten.client.server.server_pool import connect
     from sandkasten.model.json_codec import to_json
     from sandkasten.model.sandbox.sandbox_values import ForkRequest
-    from sandkasten_server.cli.commands.snapshots import left_out
+    from sandkasten_server.cli.commands.snapshots import warn_not_kept
 
     transport = await connect(state.place)
     forked = await transport.fork(await resolve(state, start), ForkRequest(count))
@@ -115,9 +115,7 @@ async def fork(state: State, start: str, count: int) -> int:
         return EXIT_OURS if errors else 0
     for info in infos:
         put(info.id)
-    missing = "; ".join(left_out(forked.not_kept))
-    if missing:
-        tell("warning", f"not kept: {missing}")
+    warn_not_kept(forked.not_kept)
     for error in errors:
         report(error, as_json=False)
     return EXIT_OURS if errors else 0

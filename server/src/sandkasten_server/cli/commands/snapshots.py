@@ -50,11 +50,13 @@ def _create(
     ] = None,
     keep_last: Annotated[
         int | None,
-        typer.Option("--keep-last", metavar="N", help="Remove all but the newest N of the name."),
+        typer.Option(
+            "--keep-last", metavar="N", help="Remove older snapshots of this name, and keep N."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Keep everything that a sandbox can write, as it is now. The sandbox runs on."""
+    """Keep the files of a sandbox, as they are now. The sandbox runs on."""
     labels = None if label is None else pairs(label, "--label")
     go(_take(state_of(context, json=json), start, name, labels, keep_last))
 
@@ -71,7 +73,7 @@ def _show(context: typer.Context, snapshot: _SNAPSHOT, json: Json = False) -> No
 
 def _rm(
     context: typer.Context,
-    snapshots: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...")],
+    snapshots: Annotated[list[str], typer.Argument(metavar="SNAPSHOT...", help="Ids or names.")],
     json: Json = False,
 ) -> None:
     """Remove snapshots; sandboxes that were created from them keep their files."""
@@ -100,9 +102,7 @@ async def _take(
     if state.json:
         put_json(to_json(snapshot))
         return
-    missing = "; ".join(left_out(snapshot.not_kept))
-    if missing:
-        tell("warning", f"not kept: {missing}")
+    warn_not_kept(snapshot.not_kept)
     put(snapshot.id)
 
 
@@ -160,12 +160,18 @@ async def _describe(state: State, text: str) -> None:
         ("shells", ", ".join(snapshot.shells)),
         ("environment", ", ".join(snapshot.env_names)),
         *(("label", f"{key}={value}") for key, value in snapshot.labels.items()),
-        *(("not kept", text) for text in left_out(snapshot.not_kept)),
+        *(("not kept", text) for text in _not_kept(snapshot.not_kept)),
     ]
     put_table(("", ""), [(name, str(value)) for name, value in rows if value])
 
 
-def left_out(not_kept: NotKept) -> list[str]:
+def warn_not_kept(not_kept: NotKept) -> None:
+    """Warn about what a sandbox had that its copy does not have."""
+    if missing := "; ".join(_not_kept(not_kept)):
+        tell("warning", f"not kept: {missing}")
+
+
+def _not_kept(not_kept: NotKept) -> list[str]:
     lists = {
         "command": not_kept.commands,
         "code context": not_kept.contexts,
@@ -174,7 +180,7 @@ def left_out(not_kept: NotKept) -> list[str]:
         "files of": not_kept.paths,
     }
     words = [f"{what} {name}" for what, names in lists.items() for name in names]
-    return [*words, *([f"{not_kept.processes} other processes"] if not_kept.processes else [])]
+    return [*words, *([f"other processes: {not_kept.processes}"] if not_kept.processes else [])]
 
 
 async def _remove(state: State, texts: Sequence[str]) -> int:
