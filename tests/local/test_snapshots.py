@@ -225,8 +225,8 @@ async def test_everything_that_a_new_sandbox_needs_is_kept_with_the_files(each):
     assert (info.snapshot, info.cwd) == (snapshot.id, "/workspace/a b")
     assert info.labels == {"team": "x", "more": "y"}
     assert (info.limits, info.env_names) == ((await each.engine.get(box)).limits, ("A", "B"))
-    told = 'pwd; hostname; echo "$A-$B-$C"'
-    assert await each.sh(info.id, told) == "/workspace/a b\nnamed\nchanged--x\ny\n"
+    script = 'pwd; hostname; echo "$A-$B-$C"'
+    assert await each.sh(info.id, script) == "/workspace/a b\nnamed\nchanged--x\ny\n"
     # What the request names counts, also in the shell.
     other = await each.create(snapshot="base", env={"C": "mine"}, labels={"team": "z"})
     assert await each.sh(other, 'echo "$A-$B-$C"') == "changed--mine\n"
@@ -267,8 +267,8 @@ async def test_a_writable_root_is_kept_and_its_ids_are_those_of_the_new_sandbox(
         for source in (box, other):
             snapshot = await site.snapshot(source)
             copy = await site.create(snapshot=snapshot.id)
-            told = "cat /etc/mine w; stat -c %u:%g /etc/mine w /root; ls /etc/issue 2>&1 | wc -l"
-            assert await site.sh(copy, told) == "root\nw\n33:33\n0:0\n0:0\n1\n"
+            script = "cat /etc/mine w; stat -c %u:%g /etc/mine w /root; ls /etc/issue 2>&1 | wc -l"
+            assert await site.sh(copy, script) == "root\nw\n33:33\n0:0\n0:0\n1\n"
             await site.sh(copy, "echo more >> /etc/mine; useradd -m someone; touch /usr/bin/new")
             twice = await site.create(snapshot=(await site.snapshot(copy)).id)
             assert await site.sh(twice, "tail -1 /etc/mine; id -un someone; ls /usr/bin/new") == (
@@ -360,7 +360,7 @@ async def test_another_tenant_neither_sees_nor_uses_nor_removes_it(site):
             assert raised.value.details == {"snapshot": text}
         with pytest.raises(SnapshotNotFound):
             await site.create(tenant="two", snapshot=text)
-    assert [one.id for one in await site.engine.snapshots.list(tenant="one")] == [snapshot.id]
+    assert [listed.id for listed in await site.engine.snapshots.list(tenant="one")] == [snapshot.id]
 
 
 @pytest.mark.promise("P131")
@@ -387,7 +387,7 @@ async def test_quotas_refuse_what_is_too_much_and_leave_nothing(site):
     assert len(site.left()) == 2
     await strict.snapshots.remove(second.id)
     kept = await take(box, SnapshotRequest("a", keep_last=1))
-    assert [one.id for one in await strict.snapshots.list()] == [kept.id]
+    assert [listed.id for listed in await strict.snapshots.list()] == [kept.id]
     assert await site.sh(box, "echo alive") == "alive\n"
     expiring = site.open(Policy(disk=DISK, snapshots=replace(rules, expire_after_s=1e-9)))
     await expiring.snapshots.tidy()

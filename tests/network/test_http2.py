@@ -39,14 +39,14 @@ def server(
     running: list[Any] = []
 
     def start(serve: Any = answer, **options: Any) -> Http2Server:
-        made = Http2Server(certificates[1], serve, **options)
-        running.append(served(made))
+        started = Http2Server(certificates[1], serve, **options)
+        running.append(served(started))
         running[-1].__enter__()
-        return made
+        return started
 
     yield start
-    for one in running:
-        one.__exit__(None, None, None)
+    for context in running:
+        context.__exit__(None, None, None)
 
 
 @pytest.fixture
@@ -69,17 +69,17 @@ def test_requests_of_http2_are_decided_and_get_secrets_like_others(boxed, server
     secret()
     rules = ["GET good.test/*", "evil.test"]
     box = boxed(network={"allow": rules, "secrets": ["TOKEN"], "inspect": True})
-    *told, version = _http2(box, f"https://good.test:{api2.port}/x?y=z", "-i")
-    assert version == "2 200", told
+    *lines, version = _http2(box, f"https://good.test:{api2.port}/x?y=z", "-i")
+    assert version == "2 200", lines
     (seen,) = api2.seen
     assert seen["headers"]["authorization"] == f"Bearer {VALUE}"
     assert seen["headers"][":path"] == "/x?y=z"
     assert seen["headers"][":authority"] == f"good.test:{api2.port}"
     # In the head, in the body and in trailers.
-    assert f"x-echo: Bearer {SHOWN}" in told
-    assert told[-1].endswith("x-end: done")
-    assert VALUE not in str(told)
-    assert str(told).count(SHOWN) == 2
+    assert f"x-echo: Bearer {SHOWN}" in lines
+    assert lines[-1].endswith("x-end: done")
+    assert VALUE not in str(lines)
+    assert str(lines).count(SHOWN) == 2
     # What is refused is refused with the same answer.
     posted = _http2(box, f"https://good.test:{api2.port}/x", "-d", "a")
     assert posted[-1] == "2 403"
@@ -92,9 +92,9 @@ def test_requests_of_http2_are_decided_and_get_secrets_like_others(boxed, server
     assert replace(first, port=second.port, allow=second.allow) == second
     assert first.allow == f"good.test:{api2.port}"
     fields = [
-        {name for name, value in asdict(one).items() if value is not None}
-        for one in box.network_log()
-        if one.event == "refused"
+        {name for name, value in asdict(entry).items() if value is not None}
+        for entry in box.network_log()
+        if entry.event == "refused"
     ]
     assert fields == [fields[0]] * 3
     assert len(api2.seen) == 1
@@ -148,8 +148,8 @@ def test_many_streams_and_large_bodies_pass(boxed, server):
     box = boxed(network={"allow": ["good.test"], "inspect": True})
     url = f"https://good.test:{api2.port}"
     box.write("up", b"x" * 3_000_000)
-    *told, version = _http2(box, f"{url}/up", "--data-binary", "@up")
-    assert version == "2 200", told
+    *lines, version = _http2(box, f"{url}/up", "--data-binary", "@up")
+    assert version == "2 200", lines
     assert api2.seen[0]["body"] == 3_000_000
     words = [f"{url}/large" for _ in range(30)]
     parallel = ["curl", "-sS", "-m", "30", "--http2", "--parallel", "--parallel-max", "30"]
@@ -193,7 +193,7 @@ print([status[2 * number + 1] for number in range(len(cases))])
     # What is not valid in HTTP/2 is a reset.
     assert done.output == "['400', '400', '400', '400', 'reset', '400', '200']\n", done
     assert len(api2.seen) == 1
-    assert [one.event for one in box.network_log()].count("refused") == 5
+    assert [entry.event for entry in box.network_log()].count("refused") == 5
 
 
 class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -224,16 +224,16 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         def total(requests: Iterator[bytes], context: Any) -> bytes:
             token(context)
-            return b"%d" % sum(len(one) for one in requests)
+            return b"%d" % sum(len(request) for request in requests)
 
-        made = {
+        handlers = {
             "One": grpc.unary_unary_rpc_method_handler(one),
             "Fail": grpc.unary_unary_rpc_method_handler(fail),
             "Many": grpc.unary_stream_rpc_method_handler(many),
             "Talk": grpc.stream_stream_rpc_method_handler(talk),
             "Total": grpc.stream_unary_rpc_method_handler(total),
         }
-        return made.get(details.method.rpartition("/")[2])
+        return handlers.get(details.method.rpartition("/")[2])
 
 
 _CALLS = """
@@ -294,7 +294,7 @@ def test_grpc_works_and_its_metadata_gets_a_secret(
     ], (done, box.network_log())
     (refused,) = done.refused
     assert refused.allow == f"good.test:{port}"
-    asked = [one.path for one in box.network_log() if one.event == "request"]
+    asked = [entry.path for entry in box.network_log() if entry.event == "request"]
     assert asked == [f"/t.T/{name}" for name in ("One", "Fail", "Missing", "Many", "Total", "Talk")]
 
 
@@ -346,7 +346,7 @@ def test_a_handshake_that_stalls_costs_its_connection(boxed, server, api):
         urls = [f"https://good.test:{port}/", f"https://good.test:{good.port}/"]
         done = box.exec(["sh", "-c", script, *urls], timeout_seconds=60)
     assert done.stdout.startswith("200 "), done
-    reasons = [one.reason for one in box.network_log() if one.event == "closed"]
+    reasons = [entry.reason for entry in box.network_log() if entry.event == "closed"]
     assert "the TLS handshake did not end in time" in reasons
 
 
@@ -403,7 +403,7 @@ def test_a_client_that_makes_work_without_an_end_is_ended(boxed, server, tmp_pat
     assert _memory(pid) < before + MOST_MORE_KB
     assert _http2(box, url)[-1] == "2 200"
     # A log that grows without an end would fill the disk.
-    assert len([one for one in box.network_log() if one.event == "request"]) < 2000
+    assert len([entry for entry in box.network_log() if entry.event == "request"]) < 2000
 
 
 def test_a_slow_reader_does_not_fill_the_memory(boxed, server, tmp_path):

@@ -114,7 +114,7 @@ fn set(numbers: &[c_int]) -> libc::sigset_t {
 /// Return a descriptor of these signals: a new one, or `fd` if it is one.
 fn descriptor(fd: RawFd, caught: &[c_int]) -> Result<RawFd, Errno> {
     let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-    // SAFETY: the set is a whole one.
+    // SAFETY: the set is initialised.
     check(unsafe { libc::signalfd(fd, &set(caught), flags) })
 }
 

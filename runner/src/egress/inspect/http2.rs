@@ -22,7 +22,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-/// As many as the standard recommends at least. A stream costs less than a connection.
+/// How many streams a client may have at a time: the least that the standard recommends.
 const MOST_STREAMS: u32 = 100;
 /// A head may be as long as with HTTP/1.1.
 const MOST_REQUEST_HEAD: u32 = 32 << 10;
@@ -65,7 +65,7 @@ pub struct Http2 {
 }
 
 impl Http2 {
-    /// Who has the other copies of `share` are the other connections, and the inspector.
+    /// The other connections and the inspector have the other copies of `share`.
     pub fn new(share: Rc<()>) -> Http2 {
         let (client, server) = (End::new(), End::new());
         let window = match Rc::strong_count(&share) - 1 <= WIDE_CONNECTIONS {
@@ -110,7 +110,7 @@ impl Http2 {
         self.streams.iter().filter_map(Stream::due).min()
     }
 
-    /// Answer what waits, and what comes, with a text.
+    /// Answer the requests that wait, and those that follow, with a text.
     pub fn lose(&mut self, text: String) {
         self.outside = None;
         self.lost = text;
@@ -178,7 +178,7 @@ impl Http2 {
         moved
     }
 
-    /// End the connection of a peer that makes work without a use.
+    /// End the connection of a peer that causes work for nothing.
     fn check(&mut self, on: &mut Inspection) {
         let trouble = match self.resets > FREE_RESETS + self.ended {
             true => Some("the client resets too many streams"),

@@ -145,7 +145,7 @@ impl Rig {
         rig
     }
 
-    /// Let everything move.
+    /// Run both ends and the egress until nothing changes.
     fn run(&mut self) {
         for _ in 0..20 {
             let _ = Pin::new(&mut self.client).poll(&mut context());

@@ -13,10 +13,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 const FULL: usize = 64 << 10;
 
 /// A peer can send frames without an end that carry nothing: settings, pings, priorities, windows of one
-/// byte. An eighth of what it sends must be bodies, heads, or bodies that it received; besides that it may
-/// send this much, for settings and windows at the beginning.
+/// byte. An eighth of what it sends must be bodies, heads, or bodies that it received. This much is counted
+/// as such from the beginning, for settings and windows.
 const FREE: u64 = 64 << 10;
-/// And so many bytes in each second, for pings of a connection that is silent for days.
+/// And this much in each second, for pings of a connection that is silent for days.
 const FREE_A_SECOND: u64 = 32;
 const SHARE: u64 = 8;
 

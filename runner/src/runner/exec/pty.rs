@@ -18,7 +18,7 @@ pub fn open(size: Size) -> Result<Pair, Errno> {
     let slave_path = plain(ptsname(&master, Vec::new()))?.into_bytes();
     resize(master.as_raw_fd(), size)?;
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    // Opening by the master cannot be led astray by a path.
+    // Opened by the master, so that no path can lead elsewhere.
     let slave = match plain(ioctl_tiocgptpeer(&master, flags)) {
         // gVisor has only the path.
         Err(libc::ENOTTY) => {
