@@ -46,7 +46,7 @@ async def test_each_copy_has_the_files_of_one_moment_and_an_own_life(each):
     await each.sh(box, "mkdir 'a b'; cd 'a b'; export C=2; echo home > ~/f; echo tmp > /tmp/f")
     loop = "i=0; while :; do i=$((i+1)); echo $i >> /workspace/n; done"
     await each.engine.exec_start(box, ExecRequest(command=("sh", "-c", loop)))
-    await asyncio.sleep(0.1)
+    await each.sh(box, "until [ -s /workspace/n ]; do sleep 0.01; done")
     forked = await each.engine.fork(box, ForkRequest(3))
     ids = [info.id for info in forked.results]
     assert len({box, *ids}) == 4
@@ -62,7 +62,8 @@ async def test_each_copy_has_the_files_of_one_moment_and_an_own_life(each):
     assert await each.sh(ids[1], "ls /workspace/own 2>&1 | grep -c cannot") == "1\n"
     count = int(await each.sh(box, "wc -l < /workspace/n"))
     assert count >= counts.pop()
-    assert int(await each.sh(box, "sleep 0.1; wc -l < /workspace/n")) > count
+    wait = f"until [ $(wc -l < /workspace/n) -gt {count} ]; do sleep 0.01; done"
+    await each.sh(box, wait)
     # A copy of a copy is one, too.
     (again,) = (await each.engine.fork(ids[0], ForkRequest())).results
     assert await each.sh(again.id, "cat /workspace/own") == "mine\n"
