@@ -38,6 +38,7 @@ test=(
     docker.io iptables iproute2   # engines of the docker backend, each on a machine of its own
     openssh-server openssh-client # an engine that is reached by ssh
     docker-compose            # what reads deploy/compose
+    xfsprogs btrfs-progs      # disks on which snapshots share blocks
     postgresql                # the database of several daemons, and a server that a sandbox reaches
 )
 # Debian's npm, unless the machine's node brings one: it installs the TypeScript compiler.
