@@ -474,6 +474,10 @@ async def test_a_removal_that_was_interrupted_is_finished(site):
     snapshot = await site.snapshot(box)
     root = site.data_dir / "snapshots"
     (root / snapshot.id).rename(root / f".removing-{snapshot.id}-01234567")
+    # It counts for no tenant.
+    strict = site.open(Policy(disk=DISK, snapshots=SnapshotRules(max_count=1)))
+    await strict.snapshots.remove((await strict.snapshots.create(box, SnapshotRequest())).id)
+    await strict.aclose()
     with pytest.raises(SnapshotNotFound):
         await site.engine.snapshots.get(snapshot.id)
     await site.engine.snapshots.tidy()
@@ -490,9 +494,93 @@ async def test_a_snapshot_that_cannot_be_read_is_named_and_can_be_removed(site):
     for act in (site.engine.snapshots.get, site.engine.snapshots.remove):
         with pytest.raises(SnapshotNotFound):
             await act(snapshot.id, tenant="other")
-    assert await site.engine.snapshots.list() == []
     await site.engine.snapshots.remove(snapshot.id)
     assert site.left() == []
+
+
+async def test_a_damaged_snapshot_counts_is_listed_expires_and_is_its_owners(site):
+    box = await site.create(tenant="one")
+    rules = SnapshotRules(max_count=1)
+    strict = site.open(Policy(disk=DISK, snapshots=rules))
+    snapshot = await strict.snapshots.create(box, SnapshotRequest("base"))
+    meta = site.data_dir / "snapshots" / snapshot.id / "snapshot.json"
+    meta.write_text(json.dumps({"id": snapshot.id, "tenant": "one"}))
+    for tenant, ids in (("one", [snapshot.id]), ("two", []), ("default", [snapshot.id])):
+        listed = await strict.snapshots.list(tenant=tenant)
+        assert [(item.id, item.image) for item in listed] == [(the_id, "") for the_id in ids]
+    assert listed[0].size_bytes > snapshot.size_bytes // 2
+    assert (await strict.quotas.usage("one")).disk_bytes > 64 * MIB + snapshot.size_bytes // 2
+    with pytest.raises(QuotaExceeded) as raised:
+        await strict.snapshots.create(box, SnapshotRequest())
+    assert raised.value.details["quota"] == "snapshots"
+    with pytest.raises(SnapshotNotFound):
+        await strict.snapshots.remove(snapshot.id, tenant="two")
+    await strict.snapshots.remove(snapshot.id, tenant="one")
+    assert site.left() == []
+    again = await strict.snapshots.create(box, SnapshotRequest())
+    (site.data_dir / "snapshots" / again.id / "snapshot.json").write_text("{}")
+    little = SnapshotRules(max_total_bytes=again.size_bytes * 3 // 2, expire_after_s=1e-9)
+    full = site.open(Policy(disk=DISK, snapshots=little))
+    with pytest.raises(QuotaExceeded) as raised:
+        await full.snapshots.create(box, SnapshotRequest())
+    # Of other tenants it is not known what they have.
+    assert raised.value.details.keys() == {"quota", "limit"}
+    assert site.left() == [again.id]
+    await full.snapshots.tidy()
+    assert site.left() == []
+    for engine in (strict, full):
+        await engine.aclose()
+
+
+async def test_the_state_of_shells_is_bounded_and_only_a_create_reads_it(site):
+    names = [f"V{number:03}" + "x" * 241 for number in range(400)]
+    box = await site.create(env=dict.fromkeys(names, "1"))
+    for shell in range(4):
+        request = ExecRequest(command="unset ${!V*}", shell=f"s{shell}")
+        assert (await site.engine.exec(box, request)).exit_code == 0
+    snapshot = await site.snapshot(box, "base")
+    # 98 kB each, and 256 kB are kept.
+    assert (len(snapshot.shells), len(snapshot.not_kept.shells)) == (2, 2)
+    place = site.data_dir / "snapshots" / snapshot.id
+    copy = await site.create(snapshot=snapshot.id)
+    request = ExecRequest(command="echo ${!V*}", shell=snapshot.shells[0])
+    assert (await site.engine.exec(copy, request)).stdout == b"\n"
+    (place / "state.json").unlink()
+    assert await site.engine.snapshots.list() == [snapshot]
+    with pytest.raises(SnapshotDamaged):
+        await site.create(snapshot=snapshot.id)
+
+
+async def test_metadata_that_is_too_large_is_refused_before_there_is_a_snapshot(site):
+    env = {f"V{number:04}" + "x" * 240: "1" for number in range(1500)}
+    box = await site.create(env=env)
+    with pytest.raises(QuotaExceeded) as raised:
+        await site.snapshot(box)
+    assert raised.value.details["quota"] == "snapshot_metadata"
+    assert site.left() == []
+    assert await site.sh(box, "echo alive") == "alive\n"
+
+
+async def test_the_quotas_count_what_the_copy_really_takes(site):
+    # With `reserve: all`, the volume takes more than its copy and /tmp.
+    sparse = DiskRules(reserve="none", min_free_bytes=0)
+    strict = site.open(Policy(disk=sparse))
+    box = await site.create(strict)
+    await strict.aclose()
+    first = await site.snapshot(box)
+    await site.sh(box, "head -c 20M /dev/urandom > /tmp/f")
+    most = 2 * first.size_bytes + 5 * MIB
+    strict = site.open(Policy(disk=DISK, snapshots=SnapshotRules(max_total_bytes=most)))
+    with pytest.raises(QuotaExceeded) as raised:
+        await strict.snapshots.create(box, SnapshotRequest())
+    assert raised.value.details["quota"] == "snapshots"
+    quota = TenantQuota(max_disk_bytes=64 * MIB + most)
+    with pytest.raises(QuotaExceeded) as raised:
+        await site.engine.snapshots.create(box, SnapshotRequest(), quota)
+    assert raised.value.details["quota"] == "disk"
+    assert site.left() == [first.id]
+    assert await site.sh(box, "echo alive") == "alive\n"
+    await strict.aclose()
 
 
 async def test_a_backend_without_copies_refuses_by_name(site, monkeypatch):

@@ -237,6 +237,8 @@ def test_lists_longer_than_the_protocol_allows_are_refused():
         decode_execs({"execs": [EXEC] * 257})
     with pytest.raises(ProtocolViolation):
         decode_processes({"processes": [PROCESS] * 2001, "truncated": True})
+    with pytest.raises(ProtocolViolation):
+        decode_shells({"shells": [SHELL] * 65})
 
 
 def test_exactly_the_error_codes_of_the_protocol_have_a_class():

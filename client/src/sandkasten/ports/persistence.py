@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.cell_spec import Volume
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.readiness import Requirement
-    from sandkasten.model.sandbox.snapshot import BegunSnapshot, StoredSnapshot
+    from sandkasten.model.sandbox.snapshot import (
+        BegunSnapshot,
+        SnapshotSpace,
+        SnapshotState,
+        StoredSnapshot,
+    )
     from sandkasten.model.sandbox.workspace import Measure, StoredWorkspace
 
 
@@ -190,15 +195,27 @@ class SnapshotStore(Protocol):
         """
         ...
 
-    async def check(self, stored: StoredSnapshot, stop: Event) -> None:
+    async def state(self, snapshot_id: str) -> SnapshotState:
+        """Return what `all` and `get` leave out. Raise as `get` does."""
+        ...
+
+    async def space(self) -> Sequence[SnapshotSpace]:
+        """Return what takes space, in no order: also what is being made, removed or damaged."""
+        ...
+
+    async def check(self, stored: StoredSnapshot, stop: Event) -> int:
         """Check the files of a snapshot that is being made, so that a sandbox can be created from
-        them. Raise SnapshotDamaged.
+        them, and return how many bytes they take. Raise SnapshotDamaged.
         """
         ...
 
-    async def complete(self, stored: StoredSnapshot, stop: Event) -> StoredSnapshot:
-        """Check the files, and give the snapshot its id: from now on it exists. Return it with its
-        size. Raise SnapshotDamaged.
+    async def grow(self, begun: BegunSnapshot) -> None:
+        """Change the size of a snapshot that is being made."""
+        ...
+
+    async def complete(self, stored: StoredSnapshot) -> StoredSnapshot:
+        """Give a checked snapshot its id: from now on it exists. Return it with its size. Raise
+        QuotaExceeded if its metadata is too large.
         """
         ...
 

@@ -383,7 +383,7 @@ class Sandboxes:
                 backend=plan.backend.name,
             ) from exc
         self._handles.health.back(plan.backend.name, record.place)
-        shells = () if plan.origin is None else plan.origin.shells
+        shells = () if plan.origin is None else plan.origin.state.shells
         cwd = next((shell.cwd for shell in shells if shell.name == DEFAULT_SHELL), WORKSPACE)
         handle = Handle(record=record, backend=plan.backend, cell=cell, channel=channel, cwd=cwd)
         self._handles.keep(handle)

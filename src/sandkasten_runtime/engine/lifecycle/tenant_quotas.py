@@ -242,11 +242,8 @@ class TenantQuotas:
     async def _disk(self, tenant: str, own: int) -> int:
         """Add the snapshots and named workspaces to the bytes of the others."""
         if self._snapshots is not None:
-            sizes: list[tuple[str | None, int]] = [
-                (stored.tenant, stored.size_bytes) for stored in await self._snapshots.all()
-            ]
-            sizes += [(begun.tenant, begun.size_bytes) for begun in await self._snapshots.begun()]
-            own += sum(size for owner, size in sizes if owner == tenant)
+            space = await self._snapshots.space()
+            own += sum(snapshot.size_bytes for snapshot in space if snapshot.tenant == tenant)
         if not self._claims.kept:
             return own
         port = self._claims.port

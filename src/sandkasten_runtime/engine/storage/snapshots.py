@@ -26,7 +26,7 @@ from sandkasten.model.access.tenancy import DEFAULT_TENANT
 from sandkasten.model.commands.code_values import kernel_line
 from sandkasten.model.environment import checked_labels
 from sandkasten.model.ids import is_look_id, new_snapshot_id, sandbox_id
-from sandkasten.model.sandbox.cell_spec import TMP
+from sandkasten.model.sandbox.cell_spec import TMP, CopiedFiles
 from sandkasten.model.sandbox.lifecycle import State
 from sandkasten.model.sandbox.package_sets import MOUNT_PREFIX
 from sandkasten.model.sandbox.snapshot import (
@@ -35,6 +35,7 @@ from sandkasten.model.sandbox.snapshot import (
     NotKept,
     Snapshot,
     SnapshotRequest,
+    SnapshotState,
     StoredSnapshot,
     check_room,
     checked_snapshot_name,
@@ -58,10 +59,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from sandkasten.model.access.tenancy import TenantQuota
-    from sandkasten.model.sandbox.cell_spec import CopiedFiles
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.sandbox_values import CreateRequest
-    from sandkasten.model.sandbox.snapshot import SnapshotRules
+    from sandkasten.model.sandbox.snapshot import SnapshotRules, SnapshotSpace
     from sandkasten.ports import Cell, Clock, EventSink, SnapshotStore, Store
     from sandkasten_runtime.engine.drain import Drain
     from sandkasten_runtime.engine.handles import Handle, Handles
@@ -75,6 +75,8 @@ _List: TypeAlias = list[Snapshot]
 _LOCK_WAIT_S: Final = 30.0
 # A runner answers within a millisecond; a starved one is not kept waiting for.
 _ASK_TIMEOUT_S: Final = 5.0
+# Characters of all shells together; those that there is no room for are not kept.
+_MAX_SHELL_STATE: Final = 256 * 1024
 # What a shell has of its own making, and what no start environment has.
 _OWN: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
 
@@ -83,8 +85,7 @@ _OWN: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
 class _Inside:
     """What the runner reports besides the files."""
 
-    env: Mapping[str, str]
-    shells: tuple[KeptShell, ...]
+    state: SnapshotState
     not_kept: NotKept
 
 
@@ -123,8 +124,13 @@ class Snapshots:
         return self._port
 
     async def list(self, *, tenant: str = DEFAULT_TENANT) -> _List:
-        """Return the snapshots of a tenant, oldest first."""
-        return [stored.public() for stored in await self.port.all() if stored.tenant == tenant]
+        """Return the snapshots of a tenant, oldest first. A damaged one has an empty `image`, and
+        is also the operator's.
+        """
+        usable = [stored for stored in await self.port.all() if stored.tenant == tenant]
+        snapshots = [*usable, *map(_remains, await self._damaged(tenant))]
+        snapshots.sort(key=lambda snapshot: (snapshot.created_at, snapshot.id))
+        return [snapshot.public() for snapshot in snapshots]
 
     async def get(self, text: str, *, tenant: str = DEFAULT_TENANT) -> Snapshot:
         """Return a snapshot by its id, or the newest of a name. Raise SnapshotNotFound."""
@@ -135,8 +141,7 @@ class Snapshots:
             try:
                 stored = await self.port.get(text)
             except SnapshotDamaged:
-                # Only the operator's: it is not known whose it is.
-                if tenant == DEFAULT_TENANT:
+                if text in [space.id for space in await self._damaged(tenant)]:
                     raise
                 raise unknown_snapshot(text) from None
             if stored.tenant != tenant:
@@ -150,6 +155,14 @@ class Snapshots:
         if not named:
             raise unknown_snapshot(text)
         return named[-1]
+
+    async def _damaged(self, tenant: str) -> Sequence[SnapshotSpace]:
+        """Return the damaged snapshots of a tenant; the operator has all."""
+        return [
+            space
+            for space in await self.port.space()
+            if space.damaged and tenant in (space.tenant, DEFAULT_TENANT)
+        ]
 
     async def remove(self, text: str, *, tenant: str = DEFAULT_TENANT) -> None:
         """Remove a snapshot and its files; sandboxes that were created from it keep theirs."""
@@ -176,9 +189,7 @@ class Snapshots:
         with self._in_flight.within():
             async with self._taken(sandbox_id(text), quota) as (_, taken):
                 own = {**taken.labels, **(labels or {})}
-                stored = await self.port.complete(
-                    replace(taken, name=name, labels=own), threading.Event()
-                )
+                stored = await self.port.complete(replace(taken, name=name, labels=own))
             if request.keep_last is not None:
                 for old in superseded(stored, request.keep_last, await self.port.all()):
                     with suppress(SnapshotNotFound):
@@ -195,9 +206,8 @@ class Snapshots:
         the block. It is in no list, counts for no tenant, and is removed after the block; if this
         process dies, `tidy` of another one removes it.
         """
-        async with self._taken(sandbox_id(text), None, counts=False) as (record, stored):
-            await self.port.check(stored, threading.Event())
-            yield record, stored
+        async with self._taken(sandbox_id(text), None, counts=False) as taken:
+            yield taken
 
     @asynccontextmanager
     async def _taken(
@@ -214,7 +224,8 @@ class Snapshots:
                 size = await cell.flush_files()
                 owner = record.tenant if counts else None
                 begun = BegunSnapshot(snapshot_id, record.id, owner, size)
-                path = await self._begun(begun, quota)
+                async with self._admitted(begun, size, quota):
+                    path = await self.port.begin(begun)
                 # From here on a failure leaves something to remove.
                 stack.push_async_callback(self._clear, snapshot_id)
                 inside = await self._inside(handle, cell)
@@ -240,13 +251,20 @@ class Snapshots:
                 limits=record.limits,
                 network=record.network,
                 labels=record.labels,
-                env=inside.env,
+                env_names=tuple(sorted(inside.state.env)),
                 pip_packages=record.pip_packages or (),
                 npm_packages=record.npm_packages or (),
-                shells=inside.shells,
+                shells=tuple(shell.name for shell in inside.state.shells),
                 frozen_ms=round(frozen_s * 1000, 3),
                 not_kept=inside.not_kept,
+                state=inside.state,
             )
+            size = await self.port.check(stored, stop)
+            if size > begun.size_bytes:
+                # More was written before it was stopped, and /tmp is copied too.
+                grown = replace(begun, size_bytes=size)
+                async with self._admitted(grown, size - begun.size_bytes, quota):
+                    await self.port.grow(grown)
             yield record, stored
 
     @asynccontextmanager
@@ -272,18 +290,22 @@ class Snapshots:
                     )
             yield handle
 
-    async def _begun(self, begun: BegunSnapshot, quota: TenantQuota | None) -> str:
-        """Make the directory of a snapshot, within the quotas; the next one counts it."""
+    @asynccontextmanager
+    async def _admitted(
+        self, begun: BegunSnapshot, more_bytes: int, quota: TenantQuota | None
+    ) -> AsyncIterator[None]:
+        """Check the quotas for a snapshot that takes so many bytes more. The block stores its
+        size, and the next one counts it.
+        """
         async with (
             nullcontext()
             if begun.tenant is None
-            else self._quotas.admitted(begun.tenant, quota, Need(disk_bytes=begun.size_bytes)),
+            else self._quotas.admitted(begun.tenant, quota, Need(disk_bytes=more_bytes)),
             self._store.lock("snapshots", wait_s=_LOCK_WAIT_S),
         ):
-            there: list[StoredSnapshot | BegunSnapshot] = [*await self.port.all()]
-            there += await self.port.begun()
-            check_room(self._rules, begun.tenant, begun.size_bytes, there)
-            return await self.port.begin(begun)
+            others = [space for space in await self.port.space() if space.id != begun.id]
+            check_room(self._rules, begun.tenant, begun.size_bytes, others)
+            yield
 
     async def _cut(
         self, cell: _Copies, path: str, stop: threading.Event, *, paused: bool
@@ -335,14 +357,19 @@ class Snapshots:
         # Each shell has a supervisor of ours, and 1 is the runner.
         pids |= {process.ppid for process in processes.processes if process.pid in pids}
         user = channel.hello.user_uid
-        kept = {
-            shell.name: KeptShell(shell.name, shell.cwd, *_changes(base, shell.env))
-            for shell in shells
-            if base is not None and shell.cwd is not None and shell.env is not None
-        }
+        kept: dict[str, KeptShell] = {}
+        room = _MAX_SHELL_STATE
+        for shell in shells:
+            if base is not None and shell.cwd is not None and shell.env is not None:
+                state = KeptShell(shell.name, shell.cwd, *_changes(base, shell.env))
+                texts = (state.name, state.cwd, *state.env, *state.env.values(), *state.unset)
+                size = sum(map(len, texts))
+                if size <= room:
+                    room -= size
+                    kept[shell.name] = state
+        env = {name: base[name] for name in record.env_names if base and name in base}
         return _Inside(
-            {name: base[name] for name in record.env_names if base and name in base},
-            tuple(kept.values()),
+            SnapshotState(env, tuple(kept.values())),
             NotKept(
                 commands=tuple(
                     exec_id
@@ -367,13 +394,14 @@ class Snapshots:
         if text is None or request.origin is not None:
             return request
         stored = await self.find(text, request.tenant)
+        stored = replace(stored, state=await self.port.state(stored.id))
         named = request.options.env
         shells = tuple(
             replace(shell, env={name: shell.env[name] for name in shell.env if name not in named})
-            for shell in stored.shells
+            for shell in stored.state.shells
         )
-        options = completed_options(request.options, stored)
-        return replace(request, options=options, origin=replace(stored, shells=shells))
+        options, state = completed_options(request.options, stored), SnapshotState(shells=shells)
+        return replace(request, options=options, origin=replace(stored, state=state))
 
     async def tidy(self) -> None:
         """Remove expired snapshots and what a crash left; let a sandbox that it stopped run on."""
@@ -386,10 +414,10 @@ class Snapshots:
                     await finish(self._abandoned(begun))
         if self._rules.expire_after_s is not None:
             before = self._clock.now() - self._rules.expire_after_s
-            for stored in await self._port.all():
-                if stored.created_at < before:
+            for space in await self._port.space():
+                if space.created_at is not None and space.created_at < before:
                     with suppress(SnapshotNotFound, Busy):
-                        await self._remove(stored.id)
+                        await self._remove(space.id)
 
     async def _abandoned(self, begun: BegunSnapshot) -> None:
         if begun.sandbox_id:
@@ -416,6 +444,21 @@ class Snapshots:
     async def _lock(self, snapshot_id: str) -> AsyncIterator[None]:
         async with self._store.lock("snapshot:" + snapshot_id, wait_s=_LOCK_WAIT_S):
             yield
+
+
+def _remains(space: SnapshotSpace) -> StoredSnapshot:
+    """Return what is known of a damaged snapshot."""
+    return StoredSnapshot(
+        id=space.id,
+        sandbox_id="",
+        created_at=space.created_at or 0.0,
+        image="",
+        image_id="",
+        backend="",
+        profile="",
+        files=CopiedFiles("", ()),
+        size_bytes=space.size_bytes,
+    )
 
 
 class _Copies(CopiesFiles, Pausable):

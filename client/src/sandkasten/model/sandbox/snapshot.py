@@ -134,6 +134,14 @@ class KeptShell:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotState:
+    """The part of a snapshot that only a create from it reads."""
+
+    env: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    shells: tuple[KeptShell, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StoredSnapshot:
     """The metadata stored beside the files of a snapshot."""
 
@@ -152,13 +160,15 @@ class StoredSnapshot:
     limits: Limits = field(default_factory=Limits)
     network: Any = "none"
     labels: Mapping[str, str] = field(default_factory=lambda: _NONE)
-    env: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    env_names: tuple[str, ...] = ()
     pip_packages: tuple[str, ...] = ()
     npm_packages: tuple[str, ...] = ()
-    shells: tuple[KeptShell, ...] = ()
+    shells: tuple[str, ...] = ()
     size_bytes: int = 0
     frozen_ms: float = 0.0
     not_kept: NotKept = NotKept()
+    state: SnapshotState = SnapshotState()
+    """Stored apart: it is large, and a list does not need it."""
 
     def public(self) -> Snapshot:
         return Snapshot(
@@ -175,8 +185,8 @@ class StoredSnapshot:
             limits=self.limits,
             network=self.network,
             labels=self.labels,
-            env_names=tuple(sorted(self.env)),
-            shells=tuple(shell.name for shell in self.shells),
+            env_names=self.env_names,
+            shells=self.shells,
             size_bytes=self.size_bytes,
             method=self.files.method,
             frozen_ms=self.frozen_ms,
@@ -191,9 +201,22 @@ class BegunSnapshot:
     id: str
     sandbox_id: str
     tenant: str | None = DEFAULT_TENANT
-    """None: it ends with the fork that it belongs to, and counts for no tenant."""
+    """None: it counts for no tenant, because it ends with its fork, or is what a crash left."""
     size_bytes: int = 0
-    """What it takes at most."""
+    """What it takes, as far as that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSpace:
+    """What a snapshot takes on the disk, also if it is being made or removed, or is damaged."""
+
+    id: str
+    tenant: str | None
+    """None: it counts for no tenant."""
+    size_bytes: int
+    created_at: float | None = None
+    """None: it is being made or removed."""
+    damaged: bool = False
 
 
 def is_snapshot_id(text: str) -> bool:
@@ -226,7 +249,7 @@ def check_room(
     rules: SnapshotRules,
     tenant: str | None,
     size_bytes: int,
-    all_: Sequence[StoredSnapshot | BegunSnapshot],
+    all_: Sequence[SnapshotSpace],
 ) -> None:
     """Raise QuotaExceeded if one more snapshot of this size is too much."""
     count = sum(snapshot.tenant == tenant for snapshot in all_)
@@ -241,12 +264,11 @@ def check_room(
     used = sum(snapshot.size_bytes for snapshot in all_)
     if used + size_bytes > rules.max_total_bytes:
         raise QuotaExceeded(
-            f"snapshots take {used // MIB} of {rules.max_total_bytes // MIB} MB, and this one may "
-            f"need {size_bytes // MIB} MB more",
+            f"this snapshot needs {size_bytes // MIB} MB, and the snapshots of all tenants may "
+            f"take {rules.max_total_bytes // MIB} MB",
             hint="remove some (sandkasten snapshot rm), or raise snapshots.max_total_mb",
             quota="snapshots",
             limit=rules.max_total_bytes,
-            used=used,
         )
 
 
@@ -302,7 +324,7 @@ def completed_options(options: SandboxOptions, stored: StoredSnapshot) -> Sandbo
         hostname=stored.hostname if options.hostname is None else options.hostname,
         network=stored.network if options.network is None else options.network,
         limits=limits,
-        env={**stored.env, **options.env},
+        env={**stored.state.env, **options.env},
         labels={**stored.labels, **options.labels},
         pip_packages=options.pip_packages or stored.pip_packages,
         npm_packages=options.npm_packages or stored.npm_packages,
