@@ -13,6 +13,8 @@ import pytest
 
 from sandkasten import AsyncSandbox
 from sandkasten.errors import (
+    Busy,
+    Conflict,
     InvalidRequest,
     QuotaExceeded,
     SandkastenError,
@@ -28,6 +30,7 @@ from sandkasten.model.sandbox.snapshot import SnapshotRules
 from sandkasten_runtime.backends.launched_sandboxes import LaunchedCell
 from sandkasten_runtime.engine.clock import SystemClock
 from sandkasten_runtime.engine.pool.pool_rules import PoolRules
+from sandkasten_runtime.engine.storage import snapshots
 from sandkasten_server.api.request.authentication import Doorkeeper
 from tests.api.daemon_in_process import serving
 from tests.local import test_snapshots
@@ -164,6 +167,29 @@ async def test_what_no_client_learns_of_is_removed(site, monkeypatch):
         await forking
     assert [info.id for info in await site.engine.list()] == [box]
     assert (site.left(), await site.sh(box, "echo alive")) == ([], "alive\n")
+
+
+async def test_a_tenant_has_one_copy_at_a_time_for_forks(site, monkeypatch):
+    first, second = [await site.create(tenant="one") for _ in range(2)]
+    other = await site.create(tenant="two")
+    started, gate = asyncio.Event(), asyncio.Event()
+
+    async def create(request, *_, **__):
+        if request.tenant == "one":
+            started.set()
+            await gate.wait()
+        raise Conflict("not now")
+
+    monkeypatch.setattr(site.engine._sandboxes, "create", create)
+    forking = asyncio.ensure_future(site.engine.fork(first, ForkRequest()))
+    await started.wait()
+    monkeypatch.setattr(snapshots, "_LOCK_WAIT_S", 0)
+    with pytest.raises(Busy):
+        await asyncio.wait_for(site.engine.fork(second, ForkRequest()), 20)
+    assert len((await site.engine.fork(other, ForkRequest())).results) == 1
+    gate.set()
+    await forking
+    assert len((await site.engine.fork(second, ForkRequest())).results) == 1
 
 
 _KILLED = """

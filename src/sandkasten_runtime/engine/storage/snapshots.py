@@ -204,9 +204,14 @@ class Snapshots:
     async def cut(self, text: str) -> AsyncIterator[tuple[Record, StoredSnapshot]]:
         """Yield the row of a sandbox and a snapshot of it, from which others can be created during
         the block. It is in no list, counts for no tenant, and is removed after the block; if this
-        process dies, `tidy` of another one removes it.
+        process dies, `tidy` of another one removes it. A tenant has one at a time.
         """
-        async with self._taken(sandbox_id(text), None, counts=False) as taken:
+        the_id = sandbox_id(text)
+        tenant = (await self._handles.get(the_id)).record.tenant
+        async with (
+            self._store.lock("fork:" + tenant, wait_s=_LOCK_WAIT_S),
+            self._taken(the_id, None, counts=False) as taken,
+        ):
             yield taken
 
     @asynccontextmanager
