@@ -46,6 +46,7 @@ from sandkasten_runtime.linux.storage import snapshot_directory, tree_copy
 from sandkasten_runtime.linux.storage.snapshot_directory import SnapshotDirectory
 from sandkasten_runtime.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten_runtime.store.ledger_directory import DirectoryStore
+from tests.engine.injections import Events
 from tests.security.harness import poll
 
 if TYPE_CHECKING:
@@ -622,3 +623,22 @@ async def test_a_failure_while_it_is_stopped_lets_it_run_on(site, monkeypatch):
         await site.snapshot(box)
     assert await site.sh(box, "echo alive") == "alive\n"
     assert site.left() == []
+
+
+async def test_a_failure_of_the_storage_does_not_stop_a_sweep(site, monkeypatch):
+    events = Events()
+    engine = site.open(events=events)
+    box = await site.create()
+
+    async def fails(*_):
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(engine.snapshots.port, "begun", fails)
+    assert (await engine.sweep()).failed == ()
+    assert "snapshot.tidy_failed" in events.names()
+    monkeypatch.undo()
+    (site.data_dir / "snapshots").write_text("")
+    with pytest.raises(BackendUnavailable):
+        await engine.snapshots.list()
+    assert await site.sh(box, "echo alive") == "alive\n"
+    await engine.aclose()

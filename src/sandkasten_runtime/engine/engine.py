@@ -550,8 +550,7 @@ class Engine:
     async def _begin_recovery(self) -> None:
         await self._pool.start(self._sites)
         # First: a sandbox that was being copied is stopped, and does not answer.
-        with suppress(SandkastenError):
-            await self.snapshots.tidy()
+        await self.snapshots.tidy_quietly()
         await self._recovery.begin()
         self._watch.start()
         self._pool.refill()
@@ -562,8 +561,8 @@ class Engine:
 
     async def sweep(self) -> Swept:
         self._sweep_began = True
-        await self.snapshots.tidy()
         swept = await self._reaper.sweep()
+        await self.snapshots.tidy_quietly()
         await self.workspaces.tidy(self._backends.values())
         return swept
 
@@ -606,6 +605,6 @@ class Engine:
         while True:
             await asyncio.sleep(after_s)
             # Background work: its failure is reported to the event sink only.
-            with suppress(SandkastenError):
+            with suppress(SandkastenError, OSError):
                 await self.sweep()
             after_s = every_s

@@ -408,6 +408,15 @@ class Snapshots:
         options, state = completed_options(request.options, stored), SnapshotState(shells=shells)
         return replace(request, options=options, origin=replace(stored, state=state))
 
+    async def tidy_quietly(self) -> None:
+        """Do the same as `tidy`; its failure is reported to the event sink only."""
+        try:
+            await self.tidy()
+        except (SandkastenError, OSError) as exc:
+            if self._events is not None:
+                code = exc.code if isinstance(exc, SandkastenError) else type(exc).__name__
+                self._events.emit("snapshot.tidy_failed", {"error": code})
+
     async def tidy(self) -> None:
         """Remove expired snapshots and what a crash left; let a sandbox that it stopped run on."""
         if self._port is None:

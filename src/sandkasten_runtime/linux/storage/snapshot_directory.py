@@ -102,10 +102,11 @@ class SnapshotDirectory:
     # ---- blocking, in a thread
 
     def _entries(self) -> list[str]:
-        try:
-            return sorted(os.listdir(self._root))
-        except FileNotFoundError:
-            return []
+        with translated("read the snapshots", BackendUnavailable):
+            try:
+                return sorted(os.listdir(self._root))
+            except FileNotFoundError:
+                return []
 
     def _all(self) -> list[StoredSnapshot]:
         stored = []
