@@ -36,6 +36,7 @@ from sandkasten.model.sandbox.sandbox_options import SandboxOptions
 from sandkasten.model.sandbox.sandbox_values import CreateRequest
 from sandkasten.model.sandbox.snapshot import NotKept, SnapshotRequest, SnapshotRules
 from sandkasten.model.sandbox.workspace import DiskRules
+from sandkasten_runtime.backends.launched_sandboxes import LaunchedCell
 from sandkasten_runtime.backends.local.backend import LocalBackend
 from sandkasten_runtime.backends.oci.backend import OciBackend
 from sandkasten_runtime.engine.clock import SystemClock
@@ -623,6 +624,25 @@ async def test_a_failure_while_it_is_stopped_lets_it_run_on(site, monkeypatch):
         await site.snapshot(box)
     assert await site.sh(box, "echo alive") == "alive\n"
     assert site.left() == []
+
+
+@pytest.mark.promise("P131")
+async def test_a_sandbox_that_could_not_run_on_is_tried_again(site, monkeypatch):
+    box = await site.create()
+
+    async def fails(*_):
+        raise BackendUnavailable("it does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LaunchedCell, "resume", fails)
+        with pytest.raises(BackendUnavailable):
+            await site.snapshot(box)
+        await site.engine.snapshots.tidy()
+        (half,) = site.left()
+        assert half.startswith(".making-snap_")
+    await site.engine.snapshots.tidy()
+    assert site.left() == []
+    assert await site.sh(box, "echo alive") == "alive\n"
 
 
 async def test_a_failure_of_the_storage_does_not_stop_a_sweep(site, monkeypatch):

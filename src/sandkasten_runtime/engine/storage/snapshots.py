@@ -16,6 +16,8 @@ from sandkasten.disk.cleanup import finish
 from sandkasten.errors import (
     Busy,
     Conflict,
+    NotFound,
+    SandboxLost,
     SandkastenError,
     SnapshotDamaged,
     SnapshotNotFound,
@@ -231,13 +233,15 @@ class Snapshots:
                 begun = BegunSnapshot(snapshot_id, record.id, owner, size)
                 async with self._admitted(begun, size, quota):
                     path = await self.port.begin(begun)
-                # From here on a failure leaves something to remove.
-                stack.push_async_callback(self._clear, snapshot_id)
+                # From here on a failure leaves something to remove, and may leave it stopped.
+                leave = self._abandoned
+                stack.push_async_callback(lambda: finish(leave(begun)))
                 inside = await self._inside(handle, cell)
                 files, frozen_s = await finish(
                     self._cut(cell, path, stop, paused=record.state is State.PAUSED),
                     hurry=stop.set,
                 )
+                leave = self._clear
             if not files.tmp:
                 paths = (*inside.not_kept.paths, TMP)
                 inside = replace(inside, not_kept=replace(inside.not_kept, paths=paths))
@@ -434,11 +438,18 @@ class Snapshots:
                         await self._remove(space.id)
 
     async def _abandoned(self, begun: BegunSnapshot) -> None:
-        if begun.sandbox_id:
-            # Gone, or of a backend that does not answer: nothing inside waits for us then.
-            with suppress(SandkastenError):
+        """Let its sandbox run on and remove it. If the first fails, the next sweep tries both."""
+        try:
+            if begun.sandbox_id:
                 await self._run_on(begun.sandbox_id)
-        await self.port.clear(begun.id)
+        except (NotFound, SandboxLost):
+            pass
+        except SandkastenError as exc:
+            if self._events is not None:
+                about = {"snapshot": begun.id, "sandbox": begun.sandbox_id, "error": exc.code}
+                self._events.emit("snapshot.cleanup_failed", about)
+            return
+        await self._clear(begun)
 
     async def _run_on(self, the_id: str) -> None:
         async with self._store.lock(sandbox_id(the_id), wait_s=_LOCK_WAIT_S):
@@ -450,9 +461,9 @@ class Snapshots:
                 else:
                     await handle.cell.resume()
 
-    async def _clear(self, snapshot_id: str) -> None:
+    async def _clear(self, begun: BegunSnapshot) -> None:
         """Remove what a failure left; a complete snapshot stays."""
-        await finish(self.port.clear(snapshot_id))
+        await self.port.clear(begun.id)
 
     @asynccontextmanager
     async def _lock(self, snapshot_id: str) -> AsyncIterator[None]:
