@@ -13,9 +13,10 @@ import os
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkasten.disk.cleanup import in_thread
+from sandkasten.disk.cleanup import in_own_thread
 from sandkasten.disk.free_space import file_system_of
 from sandkasten.disk.os_errors import disk_error, translated
 from sandkasten.errors import (
@@ -41,7 +42,6 @@ from sandkasten_runtime.linux.undoable_work import whole_or_nothing
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from threading import Event
 
     from sandkasten.model.ids import SandboxId
     from sandkasten.model.sandbox.cell_spec import RootChanges
@@ -59,6 +59,9 @@ TMP_FILE: Final = "tmp"
 """The file of /tmp beside the copied volumes."""
 # <linux/magic.h>
 _TMPFS: Final = 0x0102_1994
+# As many as a fork makes at once. Each keeps the disk busy, and the memory of a /tmp that is
+# restored counts for this process.
+_RESTORED_AT_ONCE: Final = 4
 
 
 class LaunchedSandboxes:
@@ -77,6 +80,7 @@ class LaunchedSandboxes:
         """As shipped, until `prepare` has copied the runner."""
         self._shipped = programs
         self._connect = connect
+        self._restoring = asyncio.Semaphore(_RESTORED_AT_ONCE)
 
     @cached_property
     def hierarchies(self) -> cgroups.Hierarchies:
@@ -99,15 +103,22 @@ class LaunchedSandboxes:
         """Make the directory of the sandbox, let `fill` start it, and restore its /tmp, in a
         thread. Nothing is left of it on an error or a cancellation.
         """
-        return await whole_or_nothing(
-            lambda: self._make(sandbox_id, fill, files), lambda: remove(self.layout, sandbox_id)
-        )
+
+        def undo() -> None:
+            remove(self.layout, sandbox_id)
+
+        if files is None:
+            return await whole_or_nothing(lambda: self._make(sandbox_id, fill), undo)
+        stop = Event()
+
+        def restore() -> LaunchedCell:
+            return self._make(sandbox_id, lambda cell: self._restored(fill(cell), files, stop))
+
+        async with self._restoring:
+            return await whole_or_nothing(restore, undo, hurry=stop.set)
 
     def _make(
-        self,
-        sandbox_id: SandboxId,
-        fill: Callable[[Path], LaunchedCell],
-        files: CopiedFiles | None,
+        self, sandbox_id: SandboxId, fill: Callable[[Path], LaunchedCell]
     ) -> LaunchedCell:
         directory = self.layout.cell(sandbox_id)
         try:
@@ -115,21 +126,23 @@ class LaunchedSandboxes:
         except FileExistsError as exc:
             raise Conflict(f"sandbox {sandbox_id} exists already") from exc
         try:
-            cell = fill(directory)
-            if files is not None and files.tmp and self._shows_memory:
-                # No code of the user runs yet that could change it meanwhile.
-                with (
-                    _memory(directory) as (tmp, first_id),
-                    Path(files.path, TMP_FILE).open("rb") as saved,
-                ):
-                    memory_tree.restore(saved, tmp, first_id)
-            return cell
+            return fill(directory)
         except BaseException as exc:
             with contextlib.suppress(SandkastenError):
                 remove(self.layout, sandbox_id)
             if isinstance(exc, OSError):
                 raise disk_error(f"make sandbox {sandbox_id}", exc, BackendUnavailable) from exc
             raise
+
+    def _restored(self, cell: LaunchedCell, files: CopiedFiles, stop: Event) -> LaunchedCell:
+        if files.tmp and self._shows_memory:
+            # No code of the user runs yet that could change it meanwhile.
+            with (
+                _memory(self.layout.cell(cell.id)) as (tmp, first_id),
+                Path(files.path, TMP_FILE).open("rb") as saved,
+            ):
+                memory_tree.restore(saved, tmp, first_id, stop)
+        return cell
 
     def cell(
         self,
@@ -207,13 +220,13 @@ class LaunchedCell:
 
     async def flush_files(self) -> int:
         """See `ports.CopiesFiles`."""
-        return await in_thread(self._flush_files)
+        return await in_own_thread(self._flush_files)
 
     async def copy_files(self, target: str, stop: Event) -> CopiedFiles:
-        return await in_thread(self._copy_files, Path(target), stop)
+        return await in_own_thread(self._copy_files, Path(target), stop)
 
     async def reserve_files(self) -> None:
-        await in_thread(self._reserve_files)
+        await in_own_thread(self._reserve_files)
 
     def _flush_files(self) -> int:
         size = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -50,5 +51,21 @@ def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asynci
     The future is not a task: the end of a loop cancels every task, and the thread would go on
     unobserved.
     """
-    call = partial(copy_context().run, work, *args, **kwargs)
-    return asyncio.get_running_loop().run_in_executor(None, call)
+    return _begun(None, partial(work, *args, **kwargs))
+
+
+def in_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    """Begin blocking work that may take minutes in a new thread.
+
+    The threads of the loop are few, and every short work waits for one of them. The caller limits
+    how much of such work there is at once.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(1, "sandkasten-long")
+    begun = _begun(pool, partial(work, *args, **kwargs))
+    # The thread ends after the work.
+    pool.shutdown(wait=False)
+    return begun
+
+
+def _begun(pool: concurrent.futures.ThreadPoolExecutor | None, work: Callable[[], T]) -> asyncio.Future[T]:
+    return asyncio.get_running_loop().run_in_executor(pool, copy_context().run, work)

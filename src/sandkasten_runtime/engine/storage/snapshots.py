@@ -79,6 +79,8 @@ _LOCK_WAIT_S: Final = 30.0
 _ASK_TIMEOUT_S: Final = 5.0
 # Characters of all shells together; those that there is no room for are not kept.
 _MAX_SHELL_STATE: Final = 256 * 1024
+# More copies would share the disk, and each sandbox would be stopped for longer.
+_CUT_AT_ONCE: Final = 2
 # What a shell has of its own making, and what no start environment has.
 _OWN: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
 
@@ -116,6 +118,7 @@ class Snapshots:
         self._in_flight = in_flight
         self._clock = clock
         self._events = events
+        self._cutting = asyncio.Semaphore(_CUT_AT_ONCE)
 
     @property
     def port(self) -> SnapshotStore:
@@ -226,7 +229,8 @@ class Snapshots:
         snapshot_id, stop = new_snapshot_id(), threading.Event()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._lock(snapshot_id))
-            async with self._held(the_id) as handle:
+            # Waits here, where no sandbox is locked or stopped.
+            async with self._cutting, self._held(the_id) as handle:
                 record, cell = handle.record, _copies(handle.cell, handle.record)
                 size = await cell.flush_files()
                 owner = record.tenant if counts else None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from sandkasten.disk.atomic_file import sync_directory, write_file
-from sandkasten.disk.cleanup import finish, in_thread
+from sandkasten.disk.cleanup import finish, in_own_thread, in_thread
 from sandkasten.disk.free_space import check_free
 from sandkasten.disk.os_errors import translated
 from sandkasten.disk.tree_removal import remove_tree
@@ -57,6 +57,8 @@ _REMOVING: Final = ".removing-"
 _MAX_META: Final = 128 * 1024
 # The environment and the shells, with each character escaped; see `MAX_SHELL_STATE` of the runner.
 _MAX_STATE: Final = 8 * 1024 * 1024
+# e2fsck takes memory for each inode, and waits for the disk for minutes.
+_CHECKED_AT_ONCE: Final = 2
 
 
 class SnapshotDirectory:
@@ -65,6 +67,7 @@ class SnapshotDirectory:
     def __init__(self, root: Path, *, disk: DiskRules | None = None) -> None:
         self._root = root
         self._min_free = 0 if disk is None else disk.min_free_bytes
+        self._checking = asyncio.Semaphore(_CHECKED_AT_ONCE)
 
     async def all(self) -> Sequence[StoredSnapshot]:
         return await asyncio.to_thread(self._all)
@@ -82,13 +85,14 @@ class SnapshotDirectory:
         return await finish(in_thread(self._begin, begun))
 
     async def check(self, stored: StoredSnapshot, stop: Event) -> int:
-        return await finish(in_thread(self._check, stored, stop), hurry=stop.set)
+        async with self._checking:
+            return await finish(in_own_thread(self._check, stored, stop), hurry=stop.set)
 
     async def grow(self, begun: BegunSnapshot) -> None:
         await finish(in_thread(self._mark, begun))
 
     async def complete(self, stored: StoredSnapshot) -> StoredSnapshot:
-        return await finish(in_thread(self._complete, stored))
+        return await finish(in_own_thread(self._complete, stored))
 
     async def begun(self) -> Sequence[BegunSnapshot]:
         return await asyncio.to_thread(self._begun)
