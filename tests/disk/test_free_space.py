@@ -51,6 +51,25 @@ def test_a_file_that_has_its_blocks_needs_no_free_space(disk_path):
         assert reserve(file.fileno(), MB, 1 << 60, "try") is True
 
 
+def test_blocks_that_another_file_has_too_need_free_space(disk_path, monkeypatch):
+    # ext4 shares none: what stands for them here are blocks that were not written yet.
+    monkeypatch.setattr(free_space, "_SHARED", 0x800)
+    with open(disk_path / "file", "w+b") as file:
+        reserve(file.fileno(), 2 * MB, 0, "try")
+        for number in range(0, 2 * MB // 4096, 2):
+            file.seek(number * 4096)
+            file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
+        shared = free_space._shared_bytes(file.fileno())
+        # More extents than one call returns, and those at the end are among them.
+        assert shared == MB
+        free = free_bytes(disk_path)
+        with pytest.raises(QuotaExceeded) as caught:
+            reserve(file.fileno(), 2 * MB, free - MB // 2, "try")
+        assert caught.value.details == {"quota": "disk"}
+
+
 def test_memory_is_not_reserved():
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
         file.truncate(MB)

@@ -27,7 +27,7 @@ DEPTH, LINKS = 400, 100
 
 @pytest.fixture
 def memory(tmp_path):
-    mounted = []
+    mounted: list[Path] = []
 
     def mount(inodes: int = 1000) -> Path:
         at = tmp_path / f"memory{len(mounted)}"

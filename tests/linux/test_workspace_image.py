@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from sandkasten.disk.free_space import free_bytes
 from sandkasten.errors import BackendUnavailable, QuotaExceeded
-from sandkasten_runtime.linux.storage import workspace_image
+from sandkasten_runtime.linux.storage import tree_copy, workspace_image
 
 
 def test_a_file_system_template_is_created_once(tmp_path: Path) -> None:
@@ -79,3 +82,36 @@ def test_space_is_checked_where_none_can_be_reserved(tmp_path: Path) -> None:
             reserve=True,
             min_free=1 << 60,
         )
+
+
+def test_a_copy_that_shares_no_blocks_keeps_space_free(disk_path: Path) -> None:
+    source = disk_path / "source"
+    source.write_bytes(bytes(16 << 20))
+    os.sync()
+    if tree_copy.can_share(disk_path):
+        pytest.skip("this file system shares blocks")
+    with pytest.raises(QuotaExceeded) as caught:
+        workspace_image.make_copy(
+            source,
+            disk_path / "copy",
+            16 << 20,
+            reserve=False,
+            min_free=free_bytes(disk_path) - (8 << 20),
+        )
+    assert caught.value.details == {"quota": "disk"}
+    assert (disk_path / "copy").stat().st_blocks == 0
+
+
+def test_a_device_that_got_another_image_is_not_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = iter(["7:3", None])
+    monkeypatch.setattr(workspace_image, "device_of", lambda _: next(devices))
+    monkeypatch.setattr(
+        workspace_image,
+        "mounted_device",
+        lambda _: nullcontext(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)),
+    )
+    with pytest.raises(FileNotFoundError) as caught:
+        workspace_image.flush(tmp_path / "image")
+    assert caught.value.errno == errno.ENODEV

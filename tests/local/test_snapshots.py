@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +19,10 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from sandkasten.disk.cleanup import in_own_thread
 from sandkasten.errors import (
     BackendUnavailable,
+    Busy,
     Conflict,
     ImageNotFound,
     InvalidRequest,
@@ -43,11 +47,18 @@ from sandkasten_runtime.engine.clock import SystemClock
 from sandkasten_runtime.engine.engine import Engine
 from sandkasten_runtime.engine.pool.pool_rules import PoolRules
 from sandkasten_runtime.images.host_image import HostImages
-from sandkasten_runtime.linux.storage import snapshot_directory, tree_copy
+from sandkasten_runtime.linux.storage import (
+    ext4,
+    memory_tree,
+    snapshot_directory,
+    tree_copy,
+    workspace_image,
+)
 from sandkasten_runtime.linux.storage.snapshot_directory import SnapshotDirectory
 from sandkasten_runtime.linux.storage.workspace_directory import WorkspaceDirectory
 from sandkasten_runtime.store.ledger_directory import DirectoryStore
 from tests.engine.injections import Events
+from tests.patience import PATIENCE_S
 from tests.security.harness import poll
 
 if TYPE_CHECKING:
@@ -645,6 +656,76 @@ async def test_a_sandbox_that_could_not_run_on_is_tried_again(site, monkeypatch)
     assert await site.sh(box, "echo alive") == "alive\n"
 
 
+@pytest.mark.parametrize("work", ["flush_files", "save", "check", "restore"])
+async def test_a_long_copy_takes_no_thread_from_others(site, monkeypatch, work):
+    owner = {"flush_files": LaunchedCell, "check": ext4}.get(work, memory_tree)
+    name = "_flush_files" if work == "flush_files" else work
+    box, other = await site.create(), await site.create()
+    snapshot = await site.snapshot(box)
+    begun, go, original = threading.Event(), threading.Event(), getattr(owner, name)
+
+    def waits(*args, **kwargs):
+        begun.set()
+        go.wait(2 * PATIENCE_S)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, waits)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    slow = site.create(snapshot=snapshot.id) if work == "restore" else site.snapshot(box)
+    task = asyncio.create_task(slow)
+    try:
+        assert await in_own_thread(begun.wait, PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
+            await site.engine.destroy(other)
+    finally:
+        go.set()
+        await task
+
+
+async def test_a_sandbox_runs_while_its_snapshot_waits_for_others(site, monkeypatch):
+    boxes = [await site.create() for _ in range(4)]
+    entered, go, original = threading.Semaphore(0), threading.Event(), memory_tree.save
+
+    def waits(*args):
+        entered.release()
+        go.wait(2 * PATIENCE_S)
+        return original(*args)
+
+    monkeypatch.setattr(memory_tree, "save", waits)
+    tasks = [asyncio.create_task(site.snapshot(box)) for box in boxes[:2]]
+    try:
+        for _ in tasks:
+            assert await in_own_thread(entered.acquire, timeout=PATIENCE_S)
+        tasks += [asyncio.create_task(site.snapshot(box)) for box in boxes[2:]]
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(5):
+                for box in boxes[2:]:
+                    assert await site.sh(box, "echo alive; sleep 0.1") == "alive\n"
+        assert not entered.acquire(blocking=False)
+    finally:
+        go.set()
+        await asyncio.gather(*tasks)
+
+
+@pytest.mark.promise("P130")
+@pytest.mark.parametrize(
+    ("constants", "error"),
+    [
+        ({"_INODE_BYTES": -(10**6), "_BYTES_PER_S": 10**15}, QuotaExceeded),
+        ({"_NAMES_S": -1e9}, Busy),
+    ],
+)
+async def test_a_tmp_that_is_too_much_lets_the_sandbox_run_on(site, monkeypatch, constants, error):
+    box = await site.create()
+    for name, number in constants.items():
+        monkeypatch.setattr(memory_tree, name, number)
+    with pytest.raises(error):
+        await site.snapshot(box)
+    assert site.left() == []
+    assert await site.sh(box, "echo alive") == "alive\n"
+
+
 async def test_a_failure_of_the_storage_does_not_stop_a_sweep(site, monkeypatch):
     events = Events()
     engine = site.open(events=events)
@@ -662,3 +743,17 @@ async def test_a_failure_of_the_storage_does_not_stop_a_sweep(site, monkeypatch)
         await engine.snapshots.list()
     assert await site.sh(box, "echo alive") == "alive\n"
     await engine.aclose()
+
+
+async def test_space_stays_free_after_blocks_got_their_own_place(site, monkeypatch):
+    box = await site.create()
+    least = []
+    monkeypatch.setattr(tree_copy, "share_or_copy", lambda *_: True)
+    monkeypatch.setattr(ext4, "check", lambda *_: None)
+    monkeypatch.setattr(
+        workspace_image, "reserve_space", lambda _, min_free: least.append(min_free)
+    )
+    strict = site.open(Policy(disk=DiskRules(min_free_bytes=MIB)))
+    await strict.snapshots.create(box, SnapshotRequest())
+    assert least == [MIB]
+    await strict.aclose()

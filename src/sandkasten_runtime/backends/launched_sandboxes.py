@@ -117,9 +117,7 @@ class LaunchedSandboxes:
         async with self._restoring:
             return await whole_or_nothing(restore, undo, hurry=stop.set)
 
-    def _make(
-        self, sandbox_id: SandboxId, fill: Callable[[Path], LaunchedCell]
-    ) -> LaunchedCell:
+    def _make(self, sandbox_id: SandboxId, fill: Callable[[Path], LaunchedCell]) -> LaunchedCell:
         directory = self.layout.cell(sandbox_id)
         try:
             directory.mkdir(mode=0o700)
@@ -225,8 +223,8 @@ class LaunchedCell:
     async def copy_files(self, target: str, stop: Event) -> CopiedFiles:
         return await in_own_thread(self._copy_files, Path(target), stop)
 
-    async def reserve_files(self) -> None:
-        await in_own_thread(self._reserve_files)
+    async def reserve_files(self, min_free: int) -> None:
+        await in_own_thread(self._reserve_files, min_free)
 
     def _flush_files(self) -> int:
         size = 0
@@ -262,11 +260,11 @@ class LaunchedCell:
             tmp,
         )
 
-    def _reserve_files(self) -> None:
+    def _reserve_files(self, min_free: int) -> None:
         with translated("reserve the space of a workspace", BackendUnavailable):
             for image, _ in self._volumes():
                 # Only what a copy shares: the image has all other blocks already.
-                workspace_image.reserve_space(image, 0)
+                workspace_image.reserve_space(image, min_free)
 
     def _volumes(self) -> list[tuple[Path, CopiedVolume]]:
         """Return the images that the sandbox writes to. Raise UnsupportedByBackend if its files

@@ -213,6 +213,7 @@ class Engine:
         self.snapshots = self._sandboxes.snapshots = Snapshots(
             port=snapshots,
             rules=policy.snapshots,
+            disk=policy.disk,
             store=store,
             handles=self._handles,
             claims=claims,

@@ -67,5 +67,7 @@ def in_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> as
     return begun
 
 
-def _begun(pool: concurrent.futures.ThreadPoolExecutor | None, work: Callable[[], T]) -> asyncio.Future[T]:
+def _begun(
+    pool: concurrent.futures.ThreadPoolExecutor | None, work: Callable[[], T]
+) -> asyncio.Future[T]:
     return asyncio.get_running_loop().run_in_executor(pool, copy_context().run, work)

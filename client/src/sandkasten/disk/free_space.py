@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import struct
 import tempfile
@@ -27,6 +28,13 @@ _NOT_RESERVABLE: Final = frozenset({0x0102_1994, 0x9123_683E, 0x2FC1_2FC1})
 _STATFS_BYTES: Final = 256
 # <linux/falloc.h>
 _UNSHARE_RANGE: Final = 0x40
+# <linux/fiemap.h>: struct fiemap and struct fiemap_extent.
+_FIEMAP: Final = 0xC020_660B
+_HEAD: Final = struct.Struct("=QQLLLL")
+_EXTENT: Final = struct.Struct("=QQQ16xL12x")
+_EXTENTS: Final = 256
+_LAST: Final = 0x1
+_SHARED: Final = 0x2000
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
@@ -63,7 +71,7 @@ def reserve(file: int, size: int, min_free: int, attempt: str) -> bool:
     """
     if file_system_of(file) in _NOT_RESERVABLE:
         return False
-    missing = max(0, size - os.fstat(file).st_blocks * 512)
+    missing = max(0, size - os.fstat(file).st_blocks * 512) + _shared_bytes(file)
     free = free_bytes(file)
     if missing and free < missing + min_free:
         raise _too_little(attempt, missing, free, min_free)
@@ -81,6 +89,27 @@ def reserve(file: int, size: int, min_free: int, attempt: str) -> bool:
         # Others took space at the same time.
         raise _too_little(attempt, missing, available, min_free)
     return True
+
+
+def _shared_bytes(file: int) -> int:
+    """Return how many bytes are in blocks that another file has, too."""
+    shared = at = 0
+    while True:
+        request = bytearray(_HEAD.size + _EXTENTS * _EXTENT.size)
+        _HEAD.pack_into(request, 0, at, (1 << 63) - at, 0, 0, _EXTENTS, 0)
+        try:
+            fcntl.ioctl(file, _FIEMAP, request)
+        except OSError:
+            return shared  # a file system without it shares nothing
+        count = _HEAD.unpack_from(request)[3]
+        flags = _LAST
+        for index in range(count):
+            place = _HEAD.size + index * _EXTENT.size
+            start, _, length, flags = _EXTENT.unpack_from(request, place)
+            at = start + length
+            shared += length if flags & _SHARED else 0
+        if flags & _LAST:
+            return shared
 
 
 def is_reservable(directory: Path) -> bool:

@@ -280,9 +280,9 @@ class CopiesFiles(Protocol):
         """
         ...
 
-    async def reserve_files(self) -> None:
-        """Give the volumes back the space of their own that a copy shares with them. Raise
-        QuotaExceeded.
+    async def reserve_files(self, min_free: int) -> None:
+        """Give the volumes back the space of their own that a copy shares with them. At least
+        `min_free` bytes of the disk stay free. Raise QuotaExceeded.
         """
         ...
 

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from sandkasten.model.sandbox.ledger_record import Record
     from sandkasten.model.sandbox.sandbox_values import CreateRequest
     from sandkasten.model.sandbox.snapshot import SnapshotRules, SnapshotSpace
+    from sandkasten.model.sandbox.workspace import DiskRules
     from sandkasten.ports import Cell, Clock, EventSink, SnapshotStore, Store
     from sandkasten_runtime.engine.drain import Drain
     from sandkasten_runtime.engine.handles import Handle, Handles
@@ -99,6 +100,7 @@ class Snapshots:
         *,
         port: SnapshotStore | None,
         rules: SnapshotRules,
+        disk: DiskRules,
         store: Store,
         handles: Handles,
         claims: WorkspaceClaims,
@@ -110,6 +112,7 @@ class Snapshots:
     ) -> None:
         self._port = port
         self._rules = rules
+        self._disk = disk
         self._store = store
         self._handles = handles
         self._claims = claims
@@ -334,7 +337,7 @@ class Snapshots:
         frozen_s = self._clock.boottime() - began
         if files.method == "reflink":
             # A shared block is written to another place, and that was promised to be there.
-            await cell.reserve_files()
+            await cell.reserve_files(self._disk.min_free_bytes)
         return files, frozen_s
 
     async def _inside(self, handle: Handle, cell: _Copies) -> _Inside:

@@ -44,12 +44,19 @@ def copy_sparse(source: Path, target: Path, stop: threading.Event) -> None:
 
 def share_or_copy(src: int, dst: int, stop: threading.Event | None = None) -> bool:
     """Give an empty file the content of another one; return whether they share their blocks."""
+    shared = share(src, dst)
+    if not shared:
+        copy_extents(src, dst, stop)
+    return shared
+
+
+def share(src: int, dst: int) -> bool:
+    """Let an empty file share the blocks of another one. Return False where that is impossible."""
     try:
         fcntl.ioctl(dst, _FICLONE, src)
     except OSError as exc:
         if exc.errno not in _NOT_SHARED:
             raise
-        copy_extents(src, dst, stop)
         return False
     return True
 

@@ -26,7 +26,7 @@ from sandkasten.disk.os_errors import no_space, translated
 from sandkasten.errors import BackendUnavailable
 from sandkasten_runtime.linux.storage import ext4
 from sandkasten_runtime.linux.storage.mount_again import mounted_device
-from sandkasten_runtime.linux.storage.tree_copy import copy_extents, share_or_copy
+from sandkasten_runtime.linux.storage.tree_copy import copy_extents, share
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,8 @@ def make(target: Path, size: int, *, templates: Path, reserve: bool, min_free: i
 
 def make_copy(source: Path, target: Path, size: int, *, reserve: bool, min_free: int) -> bool:
     """Make an image with the content of another one, of at least `size` bytes. Return whether all
-    of its space is reserved. The caller removes what a failure leaves.
+    of its space is reserved. At least `min_free` bytes of the disk stay free. The caller removes
+    what a failure leaves.
     """
     with translated(_ATTEMPT, BackendUnavailable):
         src = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
@@ -70,7 +71,12 @@ def make_copy(source: Path, target: Path, size: int, *, reserve: bool, min_free:
             check_free(target.parent, min_free, _ATTEMPT)
             dst = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                share_or_copy(src, dst)
+                if not share(src, dst):
+                    need = os.fstat(src).st_blocks * 512
+                    check_free(target.parent, min_free + need, _ATTEMPT)
+                    copy_extents(src, dst)
+                    # Others took space at the same time.
+                    check_free(target.parent, min_free, _ATTEMPT)
                 grows = size > os.fstat(dst).st_size
             finally:
                 os.close(dst)
@@ -88,6 +94,9 @@ def flush(image: Path) -> None:
         raise FileNotFoundError(errno.ENODEV, "the image is not mounted")
     # No path of the sandbox is used: the device is mounted once more, and attached nowhere.
     with mounted_device(f"/dev/loop{number.partition(':')[2]}") as mount:
+        # Released meanwhile, the device can have another image. Mounted, it keeps what it has.
+        if device_of(os.fspath(image)) != number:
+            raise FileNotFoundError(errno.ENODEV, "the image is no longer mounted")
         root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
         try:
             if ctypes.CDLL(None, use_errno=True).syncfs(root) != 0:
