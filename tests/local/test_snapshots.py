@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from sandkasten.disk import free_space
 from sandkasten.disk.cleanup import in_own_thread
 from sandkasten.errors import (
     BackendUnavailable,
@@ -52,7 +53,6 @@ from sandkasten_runtime.linux.storage import (
     memory_tree,
     snapshot_directory,
     tree_copy,
-    workspace_image,
 )
 from sandkasten_runtime.linux.storage.snapshot_directory import SnapshotDirectory
 from sandkasten_runtime.linux.storage.workspace_directory import WorkspaceDirectory
@@ -745,15 +745,20 @@ async def test_a_failure_of_the_storage_does_not_stop_a_sweep(site, monkeypatch)
     await engine.aclose()
 
 
-async def test_space_stays_free_after_blocks_got_their_own_place(site, monkeypatch):
-    box = await site.create()
-    least = []
-    monkeypatch.setattr(tree_copy, "share_or_copy", lambda *_: True)
-    monkeypatch.setattr(ext4, "check", lambda *_: None)
-    monkeypatch.setattr(
-        workspace_image, "reserve_space", lambda _, min_free: least.append(min_free)
-    )
-    strict = site.open(Policy(disk=DiskRules(min_free_bytes=MIB)))
-    await strict.snapshots.create(box, SnapshotRequest())
-    assert least == [MIB]
-    await strict.aclose()
+async def test_blocks_get_their_own_place_only_where_space_stays_free(sharing_disk):
+    if not free_space.is_reservable(sharing_disk):
+        pytest.skip("this file system cannot reserve blocks")
+    site = Site(sharing_disk)
+    try:
+        box = await site.create()
+        await site.sh(box, "head -c 30M /dev/urandom > f; sync")
+        least = free_space.free_bytes(sharing_disk) - 15 * MIB
+        strict = site.open(Policy(disk=DiskRules(min_free_bytes=least)))
+        with pytest.raises(QuotaExceeded) as raised:
+            await strict.snapshots.create(box, SnapshotRequest())
+        assert raised.value.details == {"quota": "disk"}
+        assert site.left() == []
+        assert await site.sh(box, "echo alive > g; cat g") == "alive\n"
+        await strict.aclose()
+    finally:
+        await site.aclose()
