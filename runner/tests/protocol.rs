@@ -26,7 +26,8 @@ fn hello_names_generation_users_and_shell() {
     assert_eq!(
         hello,
         json!({"generation": 4, "version": env!("CARGO_PKG_VERSION"), "uid": uid, "user_uid": uid,
-               "shell": "/bin/bash", "features": ["shell_state", "file_user", "held_exec", "descriptors", "lease_env", "observe"]})
+               "shell": "/bin/bash", "features": ["shell_state", "file_user", "held_exec", "descriptors", "lease_env", "observe",
+                                                  "kept_shells"]})
     );
 }
 
